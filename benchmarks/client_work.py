@@ -29,8 +29,8 @@ from benchmarks.deployment import Deployment, cpu_s, resident_mb
 from benchmarks.processes import Processes
 from fl_server.settings.config import NEWEST_WORK
 from fl_server.store.client_work import ClientWork, EndedWork, Timing
-from fl_server.store.database.rows import count_work
 from fl_server.store.database.store import open_ledger
+from fl_server.store.database.transactions import count_work
 from fl_server.store.records import ClientRecord
 from fl_server.store.state_directory import lock_directory
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc

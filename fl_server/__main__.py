@@ -120,7 +120,7 @@ def _serve(config: ServerConfig, *, is_worker: bool = False) -> int:
     from fl_common.logs import set_up_logs
 
     # Imported here: torch takes seconds, and an error in the settings should appear at once.
-    from fl_server.aggregation.outside_task.forking import ForkServer, default_memory
+    from fl_server.aggregation.outside_task.child import ForkServer, default_memory
     from fl_server.app import serve
     from fl_server.leadership import may_stand_by
     from fl_server.runs.loading import outside_tasks

@@ -21,7 +21,7 @@ from fl_common.logs import RepeatFilter, write_repeat_counts
 from fl_common.metrics import serve_metrics
 from fl_common.metrics_server import ServerLimits
 from fl_common.settings import SettingsError, split_address
-from fl_server.aggregation.outside_task.forking import ForkServer
+from fl_server.aggregation.outside_task.child import ForkServer
 from fl_server.leadership import Standby, may_stand_by
 from fl_server.metrics import Metrics
 from fl_server.rpc import admin, service

@@ -25,14 +25,12 @@ import structlog
 from fl_server.audit.writer import keep_head
 from fl_server.metrics import Metrics
 from fl_server.settings.config import ServerConfig
-from fl_server.store.database.leadership import Leadership, LeaseKeeper, LeaseWatch
 from fl_server.store.database.ledger_objects import StoredFile
 from fl_server.store.database.ownership import LeaseTerms
-from fl_server.store.database.store import Store, open_ledger
+from fl_server.store.database.store import Leadership, LeaseKeeper, LeaseWatch, Store, open_ledger
 from fl_server.store.errors import LedgerHeld, StoreError, StoreTakenOver, StoreUnavailable
 from fl_server.store.ledger import Ledger
-from fl_server.store.objects.bucket import Bucket, check_access
-from fl_server.store.objects.reading import ObjectReader
+from fl_server.store.objects.bucket import Bucket, ObjectReader, check_access
 from fl_server.store.state_directory import DirectoryLock, lock_directory
 
 log = structlog.get_logger()

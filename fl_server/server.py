@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from fl_common.files import restrict_permissions
 from fl_common.tracing.opening import open_traces
-from fl_server.aggregation.outside_task.forking import ForkServer
+from fl_server.aggregation.outside_task.child import ForkServer
 from fl_server.aggregation.outside_task.remote_task import TaskProcesses
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Denials, Fleet
@@ -41,9 +41,8 @@ from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.files import disk_errors
 from fl_server.store.ledger import Ledger
-from fl_server.store.objects.bucket import Bucket, check_access
+from fl_server.store.objects.bucket import Bucket, LocalCache, check_access
 from fl_server.store.objects.files import StoredFiles
-from fl_server.store.objects.reading import LocalCache
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import algorithms as fl
-from fl_server.aggregation.private_sum import Mechanism, PrivateSum
+from fl_server.aggregation.privacy import Mechanism, PrivateSum
 from fl_server.aggregation.reduction import Reduction
 from fl_server.aggregation.updates import AcceptedUpdates, UpdateShape
 from fl_server.run_settings.sections import RoundSection

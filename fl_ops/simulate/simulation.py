@@ -23,9 +23,8 @@ from fl_ops.simulate.saving.point import RunPoint, before_draw, judged
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.system.simulated_time import SimulatedTime
 from fl_ops.simulate.updates import Contribution, NotDelivered
-from fl_server.aggregation.private_sum import seed_of_draws
-from fl_server.aggregation.secure_rules import settings_of
-from fl_server.aggregation.secure_sum import SpoiledSum
+from fl_server.aggregation.privacy import seed_of_draws
+from fl_server.aggregation.secure_aggregation import SpoiledSum, settings_of
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput

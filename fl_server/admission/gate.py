@@ -23,12 +23,20 @@ from fl_server.admission.client_rules import (
 )
 from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, NormHistory, RelativeNorm
 from fl_server.admission.reading import UpdateContent, read_update
-from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import learning_rate_in, local_in
-from fl_server.aggregation.private_sum import ROUNDED
+from fl_server.aggregation.privacy import ROUNDED
 from fl_server.aggregation.snapshot import Snapshot
-from fl_server.aggregation.updates import FILES, PayloadShape, Source, UpdateShape, buffers_in
+from fl_server.aggregation.updates import (
+    FILES,
+    Decoding,
+    EncodedUpdate,
+    PayloadShape,
+    Source,
+    UpdateKeys,
+    UpdateShape,
+    buffers_in,
+)
 from fl_server.run_settings.privacy import PrivacySection
 from protos.codec import Entry, LayoutError, digest_bytes
 from protos.fl.v1.training_pb2 import RefusalReason, UpdateHeader

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from fl_server.admission.client_rules import UpdateRefused, WrongDigest
 from fl_server.admission.reading import UpdateContent
-from fl_server.aggregation.encoded_update import Decoding
-from fl_server.aggregation.updates import Source, UpdateShape
+from fl_server.aggregation.updates import Decoding, Source, UpdateShape
 from fl_server.store.files import file_digest
 from protos.codec import Entry, digest_bytes
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader

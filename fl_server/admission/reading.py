@@ -12,8 +12,7 @@ import blake3
 import torch
 from torch import Tensor
 
-from fl_server.aggregation.encoded_update import EncodedUpdate, Part
-from fl_server.aggregation.updates import PayloadShape, UpdateShape
+from fl_server.aggregation.updates import EncodedUpdate, Part, PayloadShape, UpdateShape
 from fl_server.store.spool.part_file import UpdateFile
 from protos.codec import Entry
 from protos.encodings import EncodingError

@@ -4,7 +4,7 @@ The directions of the versions are read as if they were further updates, so each
 float64 and rounded once. Memory is one block of each update and of each direction (`algorithms.buffered`).
 
 A run with a buffer excludes all that needs one model, or one cohort, for all clients of a step. Secure aggregation and
-client-level privacy exclude such runs themselves (`secure_rules`, `private_rules`).
+client-level privacy exclude such runs themselves (`secure_aggregation`, `privacy`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from algorithms.compose import SENT
 from fl_common.secure_aggregation.scalars import Measured
 from fl_server.aggregation.buffered_step import BufferSum, Told, staleness_rule
 from fl_server.aggregation.bundles import CPU
-from fl_server.aggregation.encoded_update import Decoding, UpdateKeys, opened
 from fl_server.aggregation.methods import (
     References,
     algorithm_in,
@@ -32,8 +31,14 @@ from fl_server.aggregation.methods import (
 )
 from fl_server.aggregation.outgoing import ExchangeBundles, Outgoing, direction_of, dtype_names, in_encoding
 from fl_server.aggregation.outside_task.remote_task import RemoteTask
-from fl_server.aggregation.private_rules import check_private_model, has_centre
-from fl_server.aggregation.private_sum import Mechanism, PrivateSum, clip_rule, key_of_round
+from fl_server.aggregation.privacy import (
+    Mechanism,
+    PrivateSum,
+    check_private_model,
+    clip_rule,
+    has_centre,
+    key_of_round,
+)
 from fl_server.aggregation.reduction import (
     OtherSum,
     Reduction,
@@ -45,12 +50,11 @@ from fl_server.aggregation.reduction import (
     select_updates,
     sum_updates,
 )
-from fl_server.aggregation.secure_rules import check_secure_model
-from fl_server.aggregation.secure_sum import SecureMeans, SummedRound, SumNoise, Total
+from fl_server.aggregation.secure_aggregation import SecureMeans, SummedRound, SumNoise, Total, check_secure_model
 from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite, part_of
 from fl_server.aggregation.snapshot import RunModel, Snapshot, Snapshots, model_of
 from fl_server.aggregation.task_model import initial_path
-from fl_server.aggregation.updates import AcceptedUpdates, Source, UpdateShape
+from fl_server.aggregation.updates import AcceptedUpdates, Decoding, Source, UpdateKeys, UpdateShape, opened
 from fl_server.rounds.sampling import training_seeds
 from fl_server.run_settings.config import RunConfig
 from fl_server.store.checkpoints import Checkpoint

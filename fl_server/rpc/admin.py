@@ -11,8 +11,8 @@ from typing import Any
 import grpc.aio
 
 from fl_server.audit.calls import audit_page
-from fl_server.enrollment.authority import Authorities
 from fl_server.enrollment.calls import EnrollmentCalls
+from fl_server.enrollment.issuing import Authorities
 from fl_server.errors import InvalidInput, NotConfigured
 from fl_server.identity import ANYBODY, actor, caller
 from fl_server.rpc.access import methods_of, ordered, with_floor, with_owner

@@ -21,7 +21,7 @@ from fl_common.settings import split_address
 from fl_server.audit.writer import AuditRecord
 from fl_server.clients.eligibility import Work
 from fl_server.clients.fleet import Fleet
-from fl_server.clients.registration_request import check_availability
+from fl_server.clients.registration import check_availability
 from fl_server.clients.sessions import Transfer
 from fl_server.errors import InvalidInput, NoCommonProtocol, NoSuchRun, NotNow
 from fl_server.identity import ANYBODY, address, caller

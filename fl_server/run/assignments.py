@@ -20,7 +20,7 @@ from fl_server.aggregation.methods import (
     update_encoding,
 )
 from fl_server.aggregation.outgoing import Broadcast
-from fl_server.aggregation.private_rules import has_centre
+from fl_server.aggregation.privacy import has_centre
 from fl_server.rounds import events as ev
 from fl_server.rounds.by_client import Work
 from fl_server.rounds.sampling import training_seed

@@ -16,7 +16,7 @@ from fl_common.secure_aggregation.errors import SecureAggregationError
 from fl_common.secure_aggregation.scalars import Summed
 from fl_server.admission.client_rules import mean_epochs
 from fl_server.admission.norms import Culprits, Measured, norms_in_ledger, norms_of, outliers, overflow_culprit
-from fl_server.aggregation.secure_sum import SpoiledSum
+from fl_server.aggregation.secure_aggregation import SpoiledSum
 from fl_server.aggregation.server_update import Diverged, ServerUpdateStats
 from fl_server.aggregation.updates import digest_of_source
 from fl_server.rounds import effects

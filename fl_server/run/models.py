@@ -20,7 +20,7 @@ from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import outside_names
 from fl_server.aggregation.outgoing import Broadcast, make_broadcast
 from fl_server.aggregation.outside_task.remote_task import RemoteTask
-from fl_server.aggregation.secure_sum import Total
+from fl_server.aggregation.secure_aggregation import Total
 from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.aggregation.updates import Source

@@ -15,7 +15,7 @@ from itertools import chain
 import structlog
 
 from fl_server.aggregation.outgoing import Broadcast
-from fl_server.aggregation.private_sum import seed_of_draws
+from fl_server.aggregation.privacy import seed_of_draws
 from fl_server.rounds import effects
 from fl_server.rounds.state import replace
 from fl_server.run import deadline

@@ -22,8 +22,7 @@ from fl_common.secure_aggregation.rounding import Rounding
 from fl_common.secure_aggregation.scalars import count_of, summed_of
 from fl_common.secure_aggregation.signatures import Trust
 from fl_common.secure_aggregation.terms import Place, Terms
-from fl_server.aggregation.secure_rules import settings_of
-from fl_server.aggregation.secure_sum import Total
+from fl_server.aggregation.secure_aggregation import Total, settings_of
 from fl_server.aggregation.updates import reads_of
 from fl_server.errors import InvalidInput
 from fl_server.rounds import effects

@@ -42,8 +42,8 @@ from fl_server.store.checkpoint_files import (
 )
 from fl_server.store.errors import NoCheckpoint, StoreError
 from fl_server.store.files import check_id, disk_errors, remove_folder, run_folder
+from fl_server.store.objects.bucket import DamagedObject
 from fl_server.store.objects.files import StoredFiles
-from fl_server.store.objects.reading import DamagedObject
 
 log = structlog.get_logger(__name__)
 

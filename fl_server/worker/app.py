@@ -41,8 +41,7 @@ from fl_server.rpc.ports import (
 from fl_server.rpc.service import SERVICE
 from fl_server.settings.config import ServerConfig
 from fl_server.settings.sections import WorkersConfig
-from fl_server.store.objects.bucket import Bucket, check_access
-from fl_server.store.objects.reading import LocalCache
+from fl_server.store.objects.bucket import Bucket, LocalCache, check_access
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import ledger_of
 from fl_server.uploads.part_receiver import Disk

@@ -17,14 +17,21 @@ from typing import Any, Self, TypeVar
 import torch
 
 from fl_server.admission.reading import UpdateContent, read_update
-from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
-from fl_server.aggregation.updates import PayloadShape, Source, UpdateShape, buffers_in, read_block
+from fl_server.aggregation.updates import (
+    Decoding,
+    EncodedUpdate,
+    PayloadShape,
+    Source,
+    UpdateKeys,
+    UpdateShape,
+    buffers_in,
+    read_block,
+)
 from fl_server.store.database.ledger_objects import StoredFile
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.files import file_digest
-from fl_server.store.objects.bucket import Bucket
+from fl_server.store.objects.bucket import Bucket, LocalCache, ObjectReader
 from fl_server.store.objects.files import PART_BYTES, StoredFiles
-from fl_server.store.objects.reading import LocalCache, ObjectReader
 from fl_server.store.spool.spool import Spool
 from fl_server.uploads.part_receiver import Decided, spool_key
 from fl_server.worker.link import Link, caller_now

@@ -17,7 +17,7 @@ from fl_client.privacy.files import AccountFiles
 from fl_client.training.private import private_work
 from fl_common.privacy.secret_stream import SECRET_BYTES, derived
 from fl_server.aggregation import engine
-from fl_server.aggregation.private_sum import PrivateSum
+from fl_server.aggregation.privacy import PrivateSum
 from fl_server.run.effects import Effects
 from fl_server.store.database import schema
 from fl_server.store.database.store import Store

@@ -18,7 +18,7 @@ from fl_server.run import restore
 from fl_server.run.client_evaluations import ClientEvaluations
 from fl_server.run.models import ModelStore
 from fl_server.runs.coordinator import Outcomes
-from fl_server.store.database.rows import increment
+from fl_server.store.database.transactions import increment
 from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import Spool
 from fl_server.uploads import receiver

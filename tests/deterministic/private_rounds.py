@@ -17,7 +17,7 @@ from unittest import mock
 
 import algorithms as fl
 from fl_server.aggregation.engine import Engine
-from fl_server.aggregation.private_sum import PrivateSum
+from fl_server.aggregation.privacy import PrivateSum
 from fl_server.store.database.store import Store
 from fl_server.store.run_secrets import COUNTS
 from protos.digests import digest_of

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from fl_server.leadership import LOOK_EVERY_S
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import Phase, UnexpectedEvent
-from fl_server.store.database.leadership import GONE_S
 from fl_server.store.database.ownership import Home, Leader, LeaseTerms, is_held
+from fl_server.store.database.store import GONE_S
 from tests.deterministic.core_driver import Driver
 from tests.deterministic.core_life import CoreFault, CoreLife
 from tests.deterministic.core_objects import ObjectRules, Objects, StoredDriver, check_objects

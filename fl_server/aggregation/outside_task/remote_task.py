@@ -20,8 +20,15 @@ import torch
 
 import algorithms as fl
 from fl_server.aggregation.bundles import packed
-from fl_server.aggregation.outside_task.child import Closed, layout_of, layout_text, receive, receive_bundle, send
-from fl_server.aggregation.outside_task.forking import ForkServer
+from fl_server.aggregation.outside_task.child import (
+    Closed,
+    ForkServer,
+    layout_of,
+    layout_text,
+    receive,
+    receive_bundle,
+    send,
+)
 from fl_server.errors import InvalidInput
 from fl_server.settings.sections import LimitsConfig
 from fl_tasks import TaskError

@@ -29,21 +29,20 @@ from sqlalchemy import (
 )
 from sqlalchemy import update as change
 
-from fl_server.store.certificates import (
+from fl_server.store.database import schema
+from fl_server.store.database.schema import JsonText, Words, metadata
+from fl_server.store.database.transactions import Transactions, find, rows_where, to_row, write_history
+from fl_server.store.records import (
     CERTIFICATES_KEPT_S,
     CertificateRecord,
     EnrollmentRecord,
+    HistoryRecord,
     NotSpent,
     Position,
     RevocationKind,
     RevocationRecord,
     of_renewed,
 )
-from fl_server.store.database import rows, schema
-from fl_server.store.database.rows import find, rows_where, write_history
-from fl_server.store.database.schema import JsonText, Words, metadata
-from fl_server.store.database.transactions import Transactions
-from fl_server.store.records import HistoryRecord
 
 TOKENS_KEPT_S = 30 * 86_400.0
 
@@ -107,7 +106,7 @@ class CertificateLedger(Transactions):
         with self._transaction("write enrollment tokens") as db:
             long_ago = max(record.created_at for record in enrollments_) - TOKENS_KEPT_S
             db.execute(delete(enrollments).where(enrollments.c.expires_at < long_ago))
-            db.execute(insert(enrollments), [rows.to_row(record) for record in enrollments_])
+            db.execute(insert(enrollments), [to_row(record) for record in enrollments_])
             write_history(db, *whys)
 
     def enrollment(self, enrollment_id: str) -> EnrollmentRecord | None:
@@ -243,7 +242,7 @@ def _keep(db: Connection, certificate: CertificateRecord, kept_s: float) -> None
     """Add a certificate, and remove old ones of its name."""
     long_ago = certificate.issued_at - kept_s
     db.execute(delete(certificates).filter_by(name=certificate.name).where(certificates.c.not_after < long_ago))
-    db.execute(insert(certificates), rows.to_row(certificate))
+    db.execute(insert(certificates), to_row(certificate))
 
 
 def _is_older(db: Connection, token: RowMapping, wanted: CertificateRecord) -> bool:
@@ -259,7 +258,7 @@ def _deny(db: Connection, row: RevocationRecord) -> None:
         db.execute(delete(revocations).filter_by(**place))
     elif find(db, revocations, **place):
         return
-    db.execute(insert(revocations), rows.to_row(row))
+    db.execute(insert(revocations), to_row(row))
 
 
 def _renewed_from(db: Connection, row: RevocationRecord) -> list[CertificateRecord]:

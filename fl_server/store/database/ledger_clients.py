@@ -8,10 +8,17 @@ from sqlalchemy import bindparam, delete, insert, select
 from sqlalchemy import update as change
 
 from fl_server.store.client_work import ClientWork
-from fl_server.store.database import rows, schema
+from fl_server.store.database import schema
 from fl_server.store.database.ledger_releases import release_devices
-from fl_server.store.database.rows import count_work, find, replace_quarantine_record, write_history
-from fl_server.store.database.transactions import Transactions
+from fl_server.store.database.transactions import (
+    Transactions,
+    client_of,
+    count_work,
+    find,
+    replace_quarantine_record,
+    to_row,
+    write_history,
+)
 from fl_server.store.records import ClientRecord, ClientStateRecord, HistoryRecord, QuarantineRecord, only_banned
 
 _NO_UPDATES: dict[str, object] = {"updates_counted": 0, "work": {}}
@@ -27,7 +34,7 @@ class ClientLedger(Transactions):
 
         Of several records of one client the last one counts. whys: lines of history, in order.
         """
-        table, latest = schema.clients, {client.client_id: rows.to_row(client) for client in clients}
+        table, latest = schema.clients, {client.client_id: to_row(client) for client in clients}
         with self._transaction(f"write clients {', '.join(latest)[:200]}") as db:
             known = set(db.execute(_KNOWN, {"ids": list(latest)}).scalars())
             fresh = [row | _NO_UPDATES for client_id, row in latest.items() if client_id not in known]
@@ -51,7 +58,7 @@ class ClientLedger(Transactions):
                 return False
             db.execute(delete(schema.clients).filter_by(client_id=client_id))
             if client["banned"]:
-                db.execute(insert(schema.clients), rows.to_row(only_banned(rows.client(client))))
+                db.execute(insert(schema.clients), to_row(only_banned(client_of(client))))
             for table in (schema.quarantines, schema.client_states, release_devices):
                 db.execute(delete(table).filter_by(client_id=client_id))
             write_history(db, why)
@@ -60,17 +67,17 @@ class ClientLedger(Transactions):
     def client(self, client_id: str) -> ClientRecord | None:
         """One client; None if it is not on the roster."""
         clients = self._rows("a client", schema.clients, client_id=client_id)
-        return rows.client(clients[0]) if clients else None
+        return client_of(clients[0]) if clients else None
 
     def clients(self) -> list[ClientRecord]:
         """All clients in the order of id bytes."""
-        clients = map(rows.client, self._read("clients", select(schema.clients)))
+        clients = map(client_of, self._read("clients", select(schema.clients)))
         return sorted(clients, key=lambda client: client.client_id.encode())
 
     def clients_of(self, client_ids: Sequence[str]) -> list[ClientRecord]:
         """The records of these clients, at most 1,000, in the order of id bytes; unknown ones are left out."""
         query = select(schema.clients).where(schema.clients.c.client_id.in_(client_ids))
-        return sorted(map(rows.client, self._read("clients", query)), key=lambda client: client.client_id.encode())
+        return sorted(map(client_of, self._read("clients", query)), key=lambda client: client.client_id.encode())
 
     def update_counts(self) -> dict[str, int]:
         """Counted updates of each client."""
@@ -141,7 +148,7 @@ class ClientLedger(Transactions):
             for state in states:
                 if find(db, schema.clients, client_id=state.client_id):
                     db.execute(delete(schema.client_states).filter_by(run_id=state.run_id, client_id=state.client_id))
-                    db.execute(insert(schema.client_states), rows.to_row(state))
+                    db.execute(insert(schema.client_states), to_row(state))
             replace_quarantine_record(db, quarantine, None)
             for why in whys:
                 write_history(db, why)

@@ -23,9 +23,8 @@ from sqlalchemy import (
 from sqlalchemy import update as change
 
 from fl_server.rounds.releases import Device, DeviceState, Release, Rules
-from fl_server.store.database.rows import write_history
 from fl_server.store.database.schema import JsonText, Words, metadata
-from fl_server.store.database.transactions import Transactions
+from fl_server.store.database.transactions import Transactions, write_history
 from fl_server.store.records import HistoryRecord
 
 releases = Table(

@@ -1,4 +1,4 @@
-"""Rounds under way in the ledger: attempts, updates and accepted lists."""
+"""Rounds under way in the ledger: attempts, updates, accepted lists; stages of secure aggregation, and their answers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from sqlalchemy import Connection, bindparam, delete, func, insert, select
 from sqlalchemy import update as change
 
 from fl_server.store.client_work import EndedWork
-from fl_server.store.database import rows, schema
-from fl_server.store.database.rows import (
+from fl_server.store.database import schema
+from fl_server.store.database.transactions import (
     LARGEST,
     Counted,
+    Transactions,
+    attempt_of,
     count_work,
     find,
     hides_cohorts,
@@ -19,17 +21,22 @@ from fl_server.store.database.rows import (
     replace_run,
     rows_where,
     rows_with,
+    stage_of,
+    to_row,
+    update_of,
     write_history,
 )
-from fl_server.store.database.transactions import Transactions
 from fl_server.store.errors import StoreError
 from fl_server.store.records import (
+    STAGES,
+    AnswerRecord,
     AttemptRecord,
     ChargeRecord,
     FailureRecord,
     HistoryRecord,
     QuarantineRecord,
     RunRecord,
+    StageRecord,
     UpdateRecord,
     Weighed,
 )
@@ -57,16 +64,16 @@ class RoundLedger(Transactions):
         doing = f"open attempt {attempt.attempt} of run {attempt.run_id!r} round {attempt.round}"
         with self._transaction(doing) as db:
             known = find(db, schema.attempts, **key)
-            if known is None or rows.attempt(known) != attempt:
-                db.execute(insert(schema.attempts), rows.to_row(attempt))
+            if known is None or attempt_of(known) != attempt:
+                db.execute(insert(schema.attempts), to_row(attempt))
                 if charge is not None:
-                    db.execute(insert(schema.charges), rows.to_row(charge))
+                    db.execute(insert(schema.charges), to_row(charge))
                 write_history(db, why)
 
     def add_charge(self, charge: ChargeRecord) -> None:
         """Charge an account what is not in the ledger; StoreError if it has a charge of this number."""
         with self._transaction(f"charge the privacy account {charge.account!r}") as db:
-            db.execute(insert(schema.charges), rows.to_row(charge))
+            db.execute(insert(schema.charges), to_row(charge))
 
     def charges(self, account: str) -> list[ChargeRecord]:
         """All that a privacy account was charged, by number."""
@@ -80,7 +87,7 @@ class RoundLedger(Transactions):
 
     def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
         """Attempts of a round, by exchange and attempt."""
-        attempts = map(rows.attempt, self._rows("attempts", schema.attempts, run_id=run_id, round=round))
+        attempts = map(attempt_of, self._rows("attempts", schema.attempts, run_id=run_id, round=round))
         return sorted(attempts, key=lambda attempt: (attempt.exchange, attempt.attempt))
 
     def set_seconds_left(self, run_id: str, seconds: Mapping[tuple[int, int, int], float]) -> None:
@@ -114,7 +121,7 @@ class RoundLedger(Transactions):
         if max(round, exchange) > LARGEST:
             return None
         key = {"run_id": run_id, "round": round, "exchange": exchange, "client_id": client_id}
-        return next(map(rows.update, self._rows("an update", schema.updates, **key)), None)
+        return next(map(update_of, self._rows("an update", schema.updates, **key)), None)
 
     def updates_of(self, run_id: str, exchange: int, rounds: Sequence[int], client_id: str) -> list[UpdateRecord]:
         """The records of a client in an exchange of these rounds, in any order; no other record is read."""
@@ -122,11 +129,11 @@ class RoundLedger(Transactions):
         if not possible or exchange > LARGEST:
             return []
         query = rows_where(schema.updates, run_id=run_id, exchange=exchange, client_id=client_id)
-        return [rows.update(row) for row in self._read("updates", query.where(schema.updates.c.round.in_(possible)))]
+        return [update_of(row) for row in self._read("updates", query.where(schema.updates.c.round.in_(possible)))]
 
     def updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
         """The records of an exchange, in the order of client id bytes."""
-        updates = map(rows.update, self._rows("updates", schema.updates, run_id=run_id, round=round, exchange=exchange))
+        updates = map(update_of, self._rows("updates", schema.updates, run_id=run_id, round=round, exchange=exchange))
         return sorted(updates, key=lambda update: update.client_id.encode())
 
     def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
@@ -162,7 +169,7 @@ class RoundLedger(Transactions):
                 return
             for update in refused:
                 key = {name: getattr(update, name) for name in ("run_id", "round", "exchange", "client_id")}
-                db.execute(change(schema.updates).filter_by(**key).values(rows.to_row(update)))
+                db.execute(change(schema.updates).filter_by(**key).values(to_row(update)))
             hidden = hides_cohorts(db, first.run_id)
             count_work(db, {update.client_id: _as_refused(update, hidden=hidden) for update in refused})
             for quarantine in quarantines:
@@ -179,7 +186,7 @@ class RoundLedger(Transactions):
                 hidden = hides_cohorts(db, failure.run_id)
                 count_work(db, {failure.client_id: _as_failed(failure, hidden=hidden)})
             db.execute(delete(schema.failures).filter_by(**key))
-            db.execute(insert(schema.failures), rows.to_row(failure))
+            db.execute(insert(schema.failures), to_row(failure))
             write_history(db, why)
 
     def failures(self, run_id: str, round: int) -> list[FailureRecord]:
@@ -290,7 +297,7 @@ class RoundLedger(Transactions):
                 db.execute(delete(table).filter_by(**key))
             if past_draws:
                 past = AttemptRecord(run.run_id, round, 0, past_draws - 1, (), why.time, 0.0)
-                db.execute(insert(schema.attempts), rows.to_row(past))
+                db.execute(insert(schema.attempts), to_row(past))
             replace_run(db, run)
             write_history(db, why)
 
@@ -305,7 +312,7 @@ def _recorded(db: Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]
             fresh.append(verdict)
     # A list of rows is one statement; an empty one would be a row of defaults.
     if fresh:
-        db.execute(insert(schema.updates), [rows.to_row(verdict.update) for verdict in fresh])
+        db.execute(insert(schema.updates), [to_row(verdict.update) for verdict in fresh])
     if refused := [update for update, _, _ in fresh if not update.admitted]:
         hidden = hides_cohorts(db, refused[0].run_id)
         count_work(db, {update.client_id: _as_refused(update, hidden=hidden) for update in refused})
@@ -340,10 +347,50 @@ def _known(db: Connection, updates: Sequence[UpdateRecord]) -> dict[tuple[object
         clients = {update.client_id for update in updates if _key(update)[:3] == exchange}
         values = dict(zip(("run_id", "round", "exchange"), exchange, strict=True))
         for row in db.execute(_OF_CLIENTS, {**values, "clients": list(clients)}).mappings():
-            record = rows.update(row)
+            record = update_of(row)
             known[_key(record)] = record
     return known
 
 
 def _key(update: UpdateRecord) -> tuple[object, ...]:
     return update.run_id, update.round, update.exchange, update.client_id
+
+
+_KEY = ("run_id", "round", "exchange", "attempt", "stage")
+
+
+class StageLedger(Transactions):
+    """The part of the `Store` for rounds with secure aggregation."""
+
+    def open_stage(self, stage: StageRecord, seconds: float, why: HistoryRecord | None = None) -> None:
+        """Write that a stage is open, with its members and its time. The same key again changes nothing."""
+        with self._transaction(f"open the stage {stage.stage} of run {stage.run_id!r} round {stage.round}") as db:
+            if find(db, schema.secure_stages, **{name: getattr(stage, name) for name in _KEY}) is None:
+                db.execute(insert(schema.secure_stages), to_row(stage))
+                attempt = {name: getattr(stage, name) for name in _KEY[:-1]}
+                db.execute(change(schema.attempts).filter_by(**attempt).values(seconds_left=seconds))
+                write_history(db, why)
+
+    def stages(self, run_id: str, round: int) -> list[StageRecord]:
+        """The stages of a round's latest draw, in the order in which they were opened."""
+        stages = [stage_of(row) for row in self._rows("stages", schema.secure_stages, run_id=run_id, round=round)]
+        latest = max((stage.attempt for stage in stages), default=0)
+        return sorted((each for each in stages if each.attempt == latest), key=lambda stage: STAGES.index(stage.stage))
+
+    def add_answer(self, answer: AnswerRecord) -> bytes:
+        """Write a client's first answer to a stage. Returns the answer that stands: another one changes nothing."""
+        key = {name: getattr(answer, name) for name in (*_KEY, "client_id")}
+        doing = f"write the answer of {answer.client_id!r} to the stage {answer.stage} of run {answer.run_id!r}"
+        with self._transaction(doing) as db:
+            if (first := find(db, schema.secure_answers, **key)) is not None:
+                return bytes(first["content"])
+            db.execute(insert(schema.secure_answers), to_row(answer))
+            return answer.content
+
+    def answers(self, run_id: str, round: int, attempt: int) -> Mapping[str, dict[str, bytes]]:
+        """Stage -> client -> answer, of one draw of a round."""
+        found: dict[str, dict[str, bytes]] = {}
+        key = {"run_id": run_id, "round": round, "attempt": attempt}
+        for row in self._rows("answers of stages", schema.secure_answers, **key):
+            found.setdefault(row["stage"], {})[row["client_id"]] = bytes(row["content"])
+        return found

@@ -12,19 +12,21 @@ from sqlalchemy import update as change
 
 from fl_server.rounds.metrics import EVALUATED
 from fl_server.store.client_work import Arrived, Timing, timings
-from fl_server.store.database import rows, schema
-from fl_server.store.database.rows import (
+from fl_server.store.database import schema
+from fl_server.store.database.transactions import (
     LARGEST,
     Counted,
+    Transactions,
     count_work,
     find,
     hides_cohorts,
+    history_of,
     increment,
     replace_run,
     rows_where,
+    to_row,
     write_history,
 )
-from fl_server.store.database.transactions import Transactions
 from fl_server.store.errors import StoreError
 from fl_server.store.records import (
     DELETING,
@@ -110,7 +112,7 @@ class RunLedger(Transactions):
         with self._transaction(f"create run {run.run_id!r}", fsynced=True) as db:
             if find(db, schema.runs, run_id=run.run_id):
                 raise StoreError(f"there is a run {run.run_id!r} already; choose another id")
-            db.execute(insert(schema.runs), rows.to_row(run))
+            db.execute(insert(schema.runs), to_row(run))
             write_history(db, why)
 
     def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
@@ -127,8 +129,8 @@ class RunLedger(Transactions):
 
     def runs(self) -> list[RunRecord]:
         """All runs that were not deleted, oldest first."""
-        rows = self._read("runs", select(schema.runs).where(schema.runs.c.state != DELETED))
-        return sorted((RunRecord(**row) for row in rows), key=lambda run: (run.created_at, run.run_id))
+        transactions = self._read("runs", select(schema.runs).where(schema.runs.c.state != DELETED))
+        return sorted((RunRecord(**row) for row in transactions), key=lambda run: (run.created_at, run.run_id))
 
     def add_history(self, entry: HistoryRecord) -> None:
         """Write a line of history without any other change."""
@@ -139,7 +141,7 @@ class RunLedger(Transactions):
         """The newest `limit` lines about a subject ("" for all), oldest first."""
         query = rows_where(schema.history, **({"subject": subject} if subject else {}))
         newest = query.order_by(schema.history.c.id.desc()).limit(max(limit, 0))
-        return [rows.history(row) for row in reversed(self._read("history", newest))]
+        return [history_of(row) for row in reversed(self._read("history", newest))]
 
     def history_details(self, subject: str, event: str) -> list[str]:
         """The details of all lines of an event about a subject, oldest first."""
@@ -165,7 +167,7 @@ class RunLedger(Transactions):
         table = schema.history
         query = rows_where(table, **({"subject": subject} if subject else {}))
         query = query.where(table.c.id.between(*span)).order_by(table.c.id).limit(limit)
-        return [(row["id"], rows.history(row)) for row in self._read("history", query)]
+        return [(row["id"], history_of(row)) for row in self._read("history", query)]
 
 
 class CommitLedger(Transactions):
@@ -183,7 +185,7 @@ class CommitLedger(Transactions):
         with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
             entered = find(db, schema.commits, run_id=commit.run_id, round=commit.round)
             if entered is None:
-                db.execute(insert(schema.commits), rows.to_row(commit))
+                db.execute(insert(schema.commits), to_row(commit))
                 counted = [client for client in _clients_of(db, commit) if client not in left_out]
                 of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round)
                 if hides_cohorts(db, commit.run_id):
@@ -290,7 +292,7 @@ class CommitLedger(Transactions):
         """Replace the totals of a run's settled rounds. `set_metrics` of one of these rounds removes them."""
         with self._transaction(f"write the totals of run {totals.run_id!r}") as db:
             db.execute(delete(schema.run_totals).filter_by(run_id=totals.run_id))
-            db.execute(insert(schema.run_totals), rows.to_row(totals))
+            db.execute(insert(schema.run_totals), to_row(totals))
 
     def record_evaluation(self, evaluation: ClientEvaluation) -> ClientEvaluation:
         """Write a client's evaluation and return it. If there is one already, change nothing and return that."""
@@ -299,7 +301,7 @@ class CommitLedger(Transactions):
         with self._transaction(doing) as db:
             if first := find(db, schema.client_evaluations, **key):
                 return ClientEvaluation(**first)
-            db.execute(insert(schema.client_evaluations), rows.to_row(evaluation))
+            db.execute(insert(schema.client_evaluations), to_row(evaluation))
             return evaluation
 
     def evaluations(self, run_id: str, round: int, after: str = "", limit: int | None = None) -> list[ClientEvaluation]:

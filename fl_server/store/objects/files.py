@@ -27,8 +27,7 @@ from fl_server.store.database.ledger_objects import StoredFile
 from fl_server.store.errors import StoreError, StoreTakenOver, StoreUnavailable
 from fl_server.store.files import disk_errors, file_digest
 from fl_server.store.ledger import Ledger
-from fl_server.store.objects.bucket import Bucket
-from fl_server.store.objects.reading import LocalCache, ObjectReader
+from fl_server.store.objects.bucket import Bucket, LocalCache, ObjectReader
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,7 @@ from fl_server.admission import reading
 from fl_server.admission.client_rules import UpdateRefused, WrongDigest
 from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.reading import digest_and_norms, digest_and_norms_of_encoded
-from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
-from fl_server.aggregation.updates import UpdateShape
+from fl_server.aggregation.updates import Decoding, EncodedUpdate, UpdateKeys, UpdateShape
 from protos.codec import Layout, digest_message, digest_of, pack
 from protos.encodings import ENCODINGS, EncodedLayout, EncodingSpec, decode, encode
 from protos.fl.v1 import training_pb2 as pb

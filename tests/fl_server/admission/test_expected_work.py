@@ -8,7 +8,7 @@ import pytest
 
 from fl_server.admission.client_rules import ExpectedWork, RegisteredData, registered_data
 from fl_server.clients.draw_rules import Requirements
-from fl_server.clients.registration_request import check_sizes
+from fl_server.clients.registration import check_sizes
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.sections import LocalSection
 from fl_server.store.records import ClientRecord

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import algorithms as fl
-from fl_server.aggregation import private_sum
-from fl_server.aggregation.private_sum import ClipRule, clip_rule, key_of_round
+from fl_server.aggregation import privacy
+from fl_server.aggregation.privacy import ClipRule, clip_rule, key_of_round
 from fl_server.errors import InvalidInput
 from protos.codec import pack
 from tests.fl_server.aggregation.test_private_updates import PRIVACY, STEPS, private
@@ -86,7 +86,7 @@ def test_updates_and_count_together_are_one_release_of_the_charged_noise(
 
     The change is measured with the same key, so that the noise cancels out; z is what the account is charged.
     """
-    monkeypatch.setattr(private_sum, "_digest", lambda totals: b"the same for all sums")
+    monkeypatch.setattr(privacy, "_digest", lambda totals: b"the same for all sums")
     run = private({"name": "fedavg", "parameters": {"weights": "uniform"}}, **adaptive(noise_multiplier=z, clip=0.5))
     rule, first = clip_rule(run.config), run.first()
     assert rule is not None

@@ -11,10 +11,17 @@ import torch
 
 import algorithms as fl
 from algorithms.reducers.robust import trimmed_mean
-from fl_server.aggregation.encoded_update import Decoding, EncodedUpdate, UpdateKeys
-from fl_server.aggregation.reduction import average_buffers, sum_updates
-from fl_server.aggregation.robust import centre_updates
-from fl_server.aggregation.updates import Source, UpdateShape, by_block, joined, neighbours
+from fl_server.aggregation.reduction import average_buffers, centre_updates, sum_updates
+from fl_server.aggregation.updates import (
+    Decoding,
+    EncodedUpdate,
+    Source,
+    UpdateKeys,
+    UpdateShape,
+    by_block,
+    joined,
+    neighbours,
+)
 from fl_server.store.errors import StoreError
 from protos.codec import Layout, pack
 from protos.encodings import ENCODINGS, EncodingError, EncodingSpec, decode, encode

@@ -15,7 +15,7 @@ import algorithms as fl
 from fl_common.privacy.accountant import Mechanism as Account
 from fl_common.privacy.accountant import epsilon_of
 from fl_common.privacy.secret_stream import SecretStream
-from fl_server.aggregation.private_sum import (
+from fl_server.aggregation.privacy import (
     Mechanism,
     PrivateSum,
     discrete_gaussian,

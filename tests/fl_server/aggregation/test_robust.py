@@ -14,9 +14,9 @@ import torch
 import algorithms as fl
 from algorithms import tree
 from algorithms.reducers.robust import trimmed_mean
-from fl_server.aggregation import robust
+from fl_server.aggregation import reduction
 from fl_server.aggregation.engine import Engine
-from fl_server.aggregation.robust import centre_updates
+from fl_server.aggregation.reduction import centre_updates
 from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
@@ -230,7 +230,7 @@ def test_the_block_size_changes_no_bit(
     run = engine(**reducer)
     updates = honest(run, spread=1.0)
     whole, _ = server_update(run, updates, tmp_path, steps=(1, 2, 3, 4, 5))
-    monkeypatch.setattr(robust, "BLOCK_ENTRIES", entries)
+    monkeypatch.setattr(reduction, "BLOCK_ENTRIES", entries)
     same(server_update(run, updates, tmp_path, steps=(1, 2, 3, 4, 5))[0], whole)
 
 
@@ -242,8 +242,8 @@ def test_one_block_of_each_update_is_in_memory_at_a_time(tmp_path: Path, monkeyp
         shapes.append(values.shape)
         return trimmed_mean(values, cut)
 
-    monkeypatch.setattr(robust, "trimmed_mean", recorded)
-    monkeypatch.setattr(robust, "BLOCK_ENTRIES", 4)
+    monkeypatch.setattr(reduction, "trimmed_mean", recorded)
+    monkeypatch.setattr(reduction, "BLOCK_ENTRIES", 4)
     run = engine(model="plain", reducer="median")
     server_update(run, honest(run, spread=1.0), tmp_path)
     assert {rows for rows, _ in shapes} == {5}

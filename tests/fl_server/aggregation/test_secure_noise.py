@@ -10,7 +10,7 @@ import torch
 
 from algorithms.quantization import Quantizer
 from fl_common.privacy.secret_stream import SecretStream
-from fl_server.aggregation.secure_sum import SumNoise
+from fl_server.aggregation.secure_aggregation import SumNoise
 
 VALUES = 3000
 KEY = bytes(range(32))

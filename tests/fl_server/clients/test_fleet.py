@@ -12,9 +12,9 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from structlog.testing import capture_logs
 
+from fl_server.clients import registration
 from fl_server.clients import registration as registration_module
-from fl_server.clients import registration_request
-from fl_server.clients.registration_request import common_protocol
+from fl_server.clients.registration import common_protocol
 from fl_server.errors import Fenced, Forbidden, InvalidInput, NoCommonProtocol, NoSuchRun, NotNow, UnknownSessionError
 from fl_server.identity import Identity, caller
 from fl_server.store.errors import StoreUnavailable
@@ -278,14 +278,14 @@ def test_a_next_protocol_version_is_spoken_with_those_who_know_it(
     low: int, high: int, spoken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coordinator of a made-up next version speaks it, and the version before with older clients."""
-    monkeypatch.setattr(registration_request, "PROTOCOL_MAX", 2)
+    monkeypatch.setattr(registration, "PROTOCOL_MAX", 2)
     assert common_protocol(pb.ProtocolRange(min=low, max=high)) == spoken
 
 
 def test_a_protocol_version_that_went_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator that knows only the next version names both ranges and the side to upgrade."""
-    monkeypatch.setattr(registration_request, "PROTOCOL_MIN", 2)
-    monkeypatch.setattr(registration_request, "PROTOCOL_MAX", 2)
+    monkeypatch.setattr(registration, "PROTOCOL_MIN", 2)
+    monkeypatch.setattr(registration, "PROTOCOL_MAX", 2)
     with pytest.raises(NoCommonProtocol, match="supports 1 to 1, the coordinator 2 to 2; upgrade the client"):
         common_protocol(pb.ProtocolRange(min=1, max=1))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fl_server.clients.registration_request import check_sizes, held_resources
+from fl_server.clients.registration import check_sizes, held_resources
 from fl_server.errors import InvalidInput
 from protos.digests import digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb

@@ -10,7 +10,8 @@ import pytest
 from fl_common.certificates.leaf import key_id
 from fl_common.certificates.pem import PemFiles, PemWatcher, fingerprint
 from fl_ops.certificates import ca
-from fl_server.enrollment.authority import Authorities, Authority
+from fl_server.enrollment.authority import Authority
+from fl_server.enrollment.issuing import Authorities
 from fl_server.errors import NotConfigured
 from protos.fl.v1 import admin_pb2 as pb
 from tests.fl_server.enrollment.site import Site, config_of, registered

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.store.database.leadership import GONE_S, LeaseKeeper, LeaseWatch
 from fl_server.store.database.ownership import Home, LeaseTerms
-from fl_server.store.database.store import Store, open_ledger
+from fl_server.store.database.store import GONE_S, LeaseKeeper, LeaseWatch, Store, open_ledger
 from fl_server.store.errors import LedgerHeld, StoreError, StoreTakenOver
 from tests.fl_server.store.records import a_run, why
 from tests.postgres_server import PostgresServer

@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
-from fl_server.aggregation.private_sum import seed_of_draws
+from fl_server.aggregation.privacy import seed_of_draws
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import Draw, draw_bernoulli
 from fl_server.rpc.admin import AdminService

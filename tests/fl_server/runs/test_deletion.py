@@ -12,7 +12,7 @@ from fl_server.errors import NoSuchRun, RunExists, WrongState
 from fl_server.runs.deletion import DAY_S, Retention, runs_to_delete
 from fl_server.settings.config import RetentionConfig
 from fl_server.store.database import ledger_runs, schema
-from fl_server.store.database.rows import rows_where
+from fl_server.store.database.transactions import rows_where
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import admin_pb2_grpc
 from tests.fl_server import harness

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from fl_server.admission.client_rules import UpdateRefused
 from fl_server.admission.gate import AdmissionGate
 from fl_server.aggregation.updates import PayloadShape, UpdateShape
-from fl_server.clients.registration_request import check_sizes, common_protocol, record_of
+from fl_server.clients.registration import check_sizes, common_protocol, record_of
 from fl_server.errors import InvalidInput, NoCommonProtocol
 from fl_server.pages import Cursor, Page
 from fl_server.rpc.requests import parse, parse_request

@@ -17,8 +17,9 @@ from fl_server.rounds.metrics import EVALUATED, STATISTICS
 from fl_server.run.round_statistics import RoundStatistics
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.spec import from_values
-from fl_server.store.database import rows, schema
+from fl_server.store.database import schema
 from fl_server.store.database.store import open_ledger, open_read_only
+from fl_server.store.database.transactions import to_row
 from fl_server.store.records import AttemptRecord, ClientRecord, CommitRecord, HistoryRecord, RunRecord
 from fl_server.store.state_directory import lock_directory
 from protos.fl.v1 import admin_pb2
@@ -74,7 +75,7 @@ def fill(state: Path) -> None:
                 (schema.clients, clients), (schema.attempts, attempts), (schema.commits, commits),
                 (schema.history, lines),
             ):  # fmt: skip
-                db.execute(insert(table), [rows.to_row(record) for record in records])
+                db.execute(insert(table), [to_row(record) for record in records])
         store.close()
     (state / "checkpoints" / f"run-{DELETED}").mkdir(parents=True)
     (state / "checkpoints" / f"run-{DELETED}" / "left-over").touch()

@@ -17,9 +17,8 @@ from fl_server.store.database.store import open_sqlite
 from fl_server.store.errors import StoreError, StoreTakenOver, StoreUnavailable
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects import files as files_module
-from fl_server.store.objects.bucket import Bucket
+from fl_server.store.objects.bucket import Bucket, DamagedObject, LocalCache
 from fl_server.store.objects.files import StoredFiles
-from fl_server.store.objects.reading import DamagedObject, LocalCache
 from fl_server.store.spool.part_file import StoredUpdate
 from fl_server.store.spool.spool import Leftover, Spool, SpoolKey
 from fl_server.store.uploaded_models import ReleaseFiles
