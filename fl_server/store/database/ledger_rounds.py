@@ -1,4 +1,4 @@
-"""Rounds under way in the ledger: attempts, updates, accepted lists; stages of secure aggregation, and their answers."""
+"""Rounds under way in the ledger: attempts, updates, accepted lists, stages of secure aggregation and answers."""
 
 from __future__ import annotations
 
