@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tests.deterministic.life import Life
 
 RUN = "r"
+_TRIES = 4000
+"""One a second: a coordinator may be away for an hour."""
 
 
 async def operate(life: Life, fault: Fault) -> None:
@@ -51,8 +53,8 @@ async def act(life: Life, what: str, client: str = "") -> bool:
 
 
 async def as_operator(life: Life, action: Callable[[CoordinatorProcess], Any]) -> bool:
-    """Call the coordinator until it answers. Returns whether it was done."""
-    for _ in range(60):
+    """Call the coordinator until it answers, as long as a node may be away. Returns whether it was done."""
+    for _ in range(_TRIES):
         process, server = life.processes.get(SERVER), life.server
         if process is not None and server is not None and process.alive:
             died = asyncio.Event()
