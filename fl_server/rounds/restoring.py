@@ -115,13 +115,15 @@ def _after_past_draws(state: RoundState, saved: SavedRound) -> RoundState:
 def _with_buffer(state: RoundState, saved: SavedRound) -> RoundState:
     """The state with a buffer. A fixed list is its beginning, so the same step follows.
 
-    Work whose update would be too stale was withdrawn at the last commit.
+    Work whose update would be too stale was withdrawn at the last commit, or would be by the updates that came since.
+    A client without work may be drawn for the current version once more, and its earlier processes count then.
     """
     state = replace(state, buffer=saved.buffer)
+    current = {client for client, one in saved.work.items() if one.version == state.round}
     work = ByClient({client: work for client, work in saved.work.items() if not state.too_stale(work.version)})
     state = replace(
         state, work=work, drawn=frozenset(work), refused=ByClient(saved.refused), failed=ByClient(saved.failed),
-        restarts=ByClient({client: times for client, times in saved.restarts.items() if client in work}),
+        restarts=ByClient({client: times for client, times in saved.restarts.items() if client in current | work.keys()}),
     )  # fmt: skip
     if not saved.attempts:
         return state

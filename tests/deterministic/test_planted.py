@@ -37,6 +37,12 @@ def test_an_exchange_that_reopens_after_a_restart_keeps_the_places_of_all_its_cl
     assert live_core(seed)[0] == ""
 
 
+@pytest.mark.parametrize("seed", [3306244, 3496830])
+def test_a_client_that_is_drawn_again_for_a_version_has_the_processes_of_before(seed: int) -> None:
+    """A restart in a step of a buffer had forgotten them, because the work seemed too stale then."""
+    assert live_core(seed)[0] == ""
+
+
 def test_lives_of_the_core_keep_every_invariant() -> None:
     """Without a planted fault no life of two thousand violates one, and every run is over soon after the faults.
 

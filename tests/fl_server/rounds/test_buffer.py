@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fl_server.rounds.by_client import BufferedUpdate, Work
+from fl_server.rounds.collecting import too_many_processes
 from fl_server.rounds.effects import (
     Announce,
     AwaitClients,
@@ -17,10 +18,12 @@ from fl_server.rounds.effects import (
     Effect,
     EndRun,
     OpenAttempt,
+    RecordFailure,
     RestartRound,
     RetryLater,
 )
 from fl_server.rounds.events import (
+    ClientRestarted,
     ClientReturned,
     CulpritsFound,
     DeadlinePassed,
@@ -335,3 +338,17 @@ def test_a_restart_gives_out_no_more_slots_than_there_are() -> None:
     again = without_absent(restored_round(RoundState(state.policy, 3), saved), set("abcd"))
     assert again.working == 3
     assert {client for client, work in again.work.items() if work.attempt} <= again.outstanding
+
+
+def test_a_restart_keeps_the_count_of_processes_of_a_client_that_is_drawn_again() -> None:
+    """A full buffer makes its work too stale; with a culprit out of it, the client is drawn for this version again."""
+    state = buffered("abc", max_staleness=0, most_processes=2)
+    kept = tuple(BufferedUpdate(client, 0, client.encode()) for client in "ab")
+    saved = SavedRound([(0, 0, ("a", "b", "c"))], restarts={"c": 1}, work={"c": Work(0, 0)}, buffer=kept)
+    again, _ = advance(restored_round(RoundState(state.policy, 3), saved), RoundRestored())
+    again, _ = advance(again, RosterChanged(("a", "b", "c"), settled=True))
+    assert (again.phase, again.outstanding) == (Phase.STEPPING, frozenset())
+    again, effects = advance(again, CulpritsFound((("a", "it is NaN"),)))
+    assert drawn_in(list(effects)) == [(0, 1, "c")]
+    again, effects = advance(again, ClientRestarted("c"))
+    assert RecordFailure("c", too_many_processes(2)) in effects
