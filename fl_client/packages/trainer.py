@@ -253,15 +253,7 @@ class PackageTrainer(Trainer):
                 self._start()
             except StateError as error:
                 raise WorkFailed(pb.FAILURE_REASON_TASK_ERROR, str(error)) from None
-        listed: list[tuple[list[Any], str]] = []
-        parts: list[Part] = []
-        for key, bundle in (bundles or {}).items():
-            listed.append((key_text(key), ""))
-            parts.append(packed_as(bundle))
-        if state is not None:
-            manifest, data = packed(flat(state))
-            listed.append(([0, ""], manifest))
-            parts.append(data)
+        listed, parts = _packed_all(bundles or {}, state)
         text, training = assignment.SerializeToString().hex(), isinstance(assignment, training_pb2.Assignment)
         connection, most = cast(socket.socket, self._connection), 4 * self._config.max_bundle_bytes
         try:
@@ -309,6 +301,19 @@ class _from_process:  # noqa: N801 - used as a function
         if isinstance(error, KeyError | ValueError | TypeError | IndexError | DecodeError | LayoutError):
             message = f"expected a reply of the package's process as it is agreed, got {type(error).__name__}: {error}"
             raise WorkFailed(pb.FAILURE_REASON_TASK_ERROR, message[:1000]) from None
+
+
+def _packed_all(
+    bundles: Mapping[ResourceKey, Bundle], state: Memory | None
+) -> tuple[list[tuple[list[Any], str]], list[Part]]:
+    """What the process gets beside the assignment: (key, manifest) of each part, and the parts."""
+    listed: list[tuple[list[Any], str]] = [(key_text(key), "") for key in bundles]
+    parts = [packed_as(bundle) for bundle in bundles.values()]
+    if state is not None:
+        manifest, data = packed(flat(state))
+        listed.append(([0, ""], manifest))
+        parts.append(data)
+    return listed, parts
 
 
 def packed_as(bundle: Bundle) -> Part:

@@ -14,7 +14,8 @@ import torch
 
 from algorithms.outside_code import place_of_thread
 from fl_client.errors import ConfigError
-from fl_client.settings.config import ClientConfig, ServedTask, ShardConfig
+from fl_client.settings.config import ClientConfig
+from fl_client.settings.served_tasks import ServedTask, ShardConfig
 from fl_client.training.methods import Methods, load_methods
 from fl_tasks.base import Task
 from fl_tasks.data.forms import Data, as_data

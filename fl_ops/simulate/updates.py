@@ -14,7 +14,7 @@ from fl_server.admission.gate import AdmissionGate, Collecting, build_gate
 from fl_server.admission.norms import Measured
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.updates import Source
-from fl_server.clients.eligibility import fault_of
+from fl_server.clients.quarantine import fault_of
 from fl_server.rounds.events import Fault
 from fl_server.rounds.metrics import ClientMetrics
 from fl_tasks.summed_metrics import PlainSum

@@ -25,7 +25,8 @@ from fl_server.audit.writer import AuditRecord
 from fl_server.clients.attendance import Attendance, Streams
 from fl_server.clients.client_records import ClientRecords, WorkCounts
 from fl_server.clients.contested_identities import ContestedIdentities
-from fl_server.clients.eligibility import Eligibility, Quarantine
+from fl_server.clients.eligibility import Eligibility
+from fl_server.clients.quarantine import Quarantine
 from fl_server.clients.registration import Registration, unregistered
 from fl_server.clients.roster import Presence
 from fl_server.clients.sessions import Session, Sessions
@@ -34,8 +35,9 @@ from fl_server.enrollment.grants import Revocations
 from fl_server.errors import Forbidden, UnknownSessionError, one_line
 from fl_server.metrics import Metrics
 from fl_server.settings.config import ServerConfig
+from fl_server.store.certificates import RevocationRecord
 from fl_server.store.ledger import Ledger
-from fl_server.store.records import HistoryRecord, QuarantineRecord, RevocationRecord
+from fl_server.store.records import HistoryRecord, QuarantineRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()

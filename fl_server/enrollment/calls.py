@@ -30,8 +30,8 @@ from fl_server.metrics import Metrics
 from fl_server.pages import Cursor, Entries, Position
 from fl_server.settings.config import ServerConfig
 from fl_server.settings.sections import EnrollmentConfig
+from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, RevocationKind, RevocationRecord
 from fl_server.store.ledger import Ledger
-from fl_server.store.records import CertificateRecord, EnrollmentRecord, RevocationKind, RevocationRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import enrollment_pb2 as device_pb
 from protos.fl.v1 import enrollment_pb2_grpc

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from fl_common.names import check_id
 from fl_server.errors import InvalidInput, NoSuchToken, NotEnrolled, one_line
 from fl_server.identity import Identity
-from fl_server.store.ledger import Ledger
-from fl_server.store.records import (
+from fl_server.store.certificates import (
     CertificateRecord,
     EnrollmentRecord,
-    HistoryRecord,
     RevocationKind,
     RevocationRecord,
     of_renewed,
 )
+from fl_server.store.ledger import Ledger
+from fl_server.store.records import HistoryRecord
 
 _SECRET_BYTES = 32
 _FORM = re.compile(r"([0-9a-f]{16})\.([A-Za-z0-9_-]{43})")

@@ -120,10 +120,11 @@ def _with_buffer(state: RoundState, saved: SavedRound) -> RoundState:
     """
     state = replace(state, buffer=saved.buffer)
     current = {client for client, one in saved.work.items() if one.version == state.round}
+    saved_restarts = ByClient(saved.restarts)
     work = ByClient({client: work for client, work in saved.work.items() if not state.too_stale(work.version)})
     state = replace(
         state, work=work, drawn=frozenset(work), refused=ByClient(saved.refused), failed=ByClient(saved.failed),
-        restarts=ByClient({client: times for client, times in saved.restarts.items() if client in current | work.keys()}),
+        restarts=saved_restarts.without(saved_restarts.keys() - work.keys() - current),
     )  # fmt: skip
     if not saved.attempts:
         return state

@@ -28,7 +28,7 @@ from fl_server.store.checkpoints import AVERAGED, COMMITTED, INITIAL
 from fl_server.store.errors import NoCheckpoint
 from fl_server.store.files import disk_errors, open_file_digest
 from fl_server.store.uploaded_models import Upload, WrongBytes, is_safetensors
-from fl_server.uploads.part_receiver import StallTimeout
+from fl_server.uploads.stream import StallTimeout
 from protos.chunks import ChunkError, check_chunk
 from protos.codec import chunk_spans, digest_message, digest_text, make_chunk
 from protos.digests import digest_bytes

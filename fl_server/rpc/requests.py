@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from fl_server.errors import InvalidInput
 from fl_server.rpc.methods import METHODS, RequestLimit
-from fl_server.uploads.part_receiver import Request
+from fl_server.uploads.stream import Request
 from protos.chunks import read_chunk
 from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2, web_pb2, worker_pb2
 from protos.fl.v1 import coordinator_pb2 as pb

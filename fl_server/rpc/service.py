@@ -35,8 +35,9 @@ from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.store.errors import StoreFull
 from fl_server.timeouts import TimeLimit
-from fl_server.uploads.part_receiver import BUSY_WAIT_S, Request, Requests, part_of
+from fl_server.uploads.part_receiver import BUSY_WAIT_S
 from fl_server.uploads.receiver import UploadReceiver
+from fl_server.uploads.stream import Request, Requests, part_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
 from protos.fl.v1.coordinator_pb2 import FailureReason

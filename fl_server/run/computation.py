@@ -210,6 +210,7 @@ class RoundComputation:
         context, control = self._context, self._control
         state, now = control.state, time.time()
         updates, self._updates = self._updates, []
+        counted = {update.client_id for update in updates}
         if exchanges := state.exchange:
             norms = await control.read(norms_in_ledger, context.store, context.run_id, state.round, exchanges + 1)
         else:
@@ -229,11 +230,9 @@ class RoundComputation:
         context.rounds.began = None
         self._submissions.clear()
         draw = await context.draw_of(record.round)
-        done = None
-        if state.policy.buffered:
-            done = {update.client_id for update in updates}.difference(control.state.drawn)
+        done = counted.difference(control.state.drawn) if state.policy.buffered else None
         context.rounds.add(record, control.record.extended_at, draw, done)
-        context.fleet.work.changed({update.client_id for update in updates} | (draw.drawn if draw else frozenset()))
+        context.fleet.work.changed(counted | (draw.drawn if draw else frozenset()))
         if (totals := context.rounds.totals_due(context.run_id)) is not None:
             await control.write(context.store.put_totals, totals)
         if context.keeps_client_state:
@@ -242,11 +241,9 @@ class RoundComputation:
         # Ledger calls run in order, so this is known before the first update of the next round can be refused.
         standings = await control.read(context.store.quarantine_records)
         context.fleet.quarantine.restore(standings)
-        if context.hides_cohorts:
-            return  # the note that is removed would tell who was drawn
-        with suppress(StoreError):  # the next write of the run reports it
-            counted = {update.client_id for update in updates}
-            await context.fleet.records.clear_notes(sorted(counted - context.label_order.suspected))
+        if not context.hides_cohorts:  # a note that is removed would tell who was drawn
+            with suppress(StoreError):  # the next write of the run reports it
+                await context.fleet.records.clear_notes(sorted(counted - context.label_order.suspected))
 
     def _of_sums_only(self, record: CommitRecord) -> CommitRecord:
         """Secure aggregation and privacy of clients: nothing of single clients, and no mean without noise."""

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 
 import structlog
 
-from fl_server.clients.eligibility import fault_of
+from fl_server.clients.quarantine import fault_of
 from fl_server.rounds.by_client import BufferedUpdate, Failed, Refused, Work
 from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
 from fl_server.rounds.state import Phase, RoundState, replace

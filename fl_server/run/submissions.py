@@ -17,7 +17,7 @@ import structlog
 from fl_server.admission.client_rules import registered_data
 from fl_server.admission.gate import AdmissionGate, Collecting, build_gate
 from fl_server.admission.masked import MaskedGate
-from fl_server.clients.eligibility import fault_of
+from fl_server.clients.quarantine import fault_of
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.run.client_states import refused_outcome

@@ -30,7 +30,8 @@ from fl_server.run.run import Run
 from fl_server.services import Services
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.records import UpdateRecord
-from fl_server.uploads.part_receiver import Decided, Disk, PartReceiver, Requests, spool_key
+from fl_server.uploads.part_receiver import Decided, Disk, PartReceiver, spool_key
+from fl_server.uploads.stream import Requests
 from protos.codec import digest_bytes, digest_message
 from protos.fl.v1.training_pb2 import ExchangeKey, Receipt, RefusalReason, UpdateHeader
 

@@ -13,7 +13,8 @@ from google.protobuf.message import Message
 from fl_server.rpc.downloads import digest_in
 from fl_server.rpc.requests import parse_request
 from fl_server.rpc.service import SERVICE, holder_of, read_header
-from fl_server.uploads.part_receiver import Decided, Disk, PartReceiver, Request, Requests, spool_key
+from fl_server.uploads.part_receiver import Decided, Disk, PartReceiver, spool_key
+from fl_server.uploads.stream import Request, Requests
 from fl_server.worker.link import Link, caller_now
 from fl_server.worker.resources import Copies, Copy
 from fl_server.worker.transfer import CoordinatedTransfer, EarlyAnswer

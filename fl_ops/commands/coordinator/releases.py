@@ -93,6 +93,13 @@ class WhatFlags(FlagGroup):
         if self.form not in FORMS:
             raise UsageError(f"--format: expected {' or '.join(FORMS)}, got {self.form!r}")
 
+    def name_of(self, task: str) -> str:
+        """The name of the released model: the task's, without its module, if none is given. Raises UsageError."""
+        name = self.name or task.rpartition(":")[2]
+        if ID_PATTERN.fullmatch(name) is None:
+            raise UsageError(f"--name: expected a name of A-Z a-z 0-9 . _ -, got {name!r}")
+        return name
+
     def key(self) -> SigningKey:
         """The key that signs. Raises UsageError."""
         if self.sign_key is None:
@@ -162,14 +169,12 @@ def create(
     key, labels = what.key(), labels_of(what.to or [], "--to")
     with context.connect() as client:
         spec = client.runs.get_run(run, 0).run.spec
-        rules, name = by.rules(spec.stop), what.name or spec.task.name.rpartition(":")[2]
+        rules, name = by.rules(spec.stop), what.name_of(spec.task.name)
         if spec.personal and what.form == "onnx":
             raise UsageError(
                 "--format: expected whole, got onnx, whose graph has all values: the run's personal parameters"
                 f" ({', '.join(spec.personal)}) are different on each device"
             )
-        if ID_PATTERN.fullmatch(name) is None:
-            raise UsageError(f"--name: expected a name of A-Z a-z 0-9 . _ -, got {name!r}")
         newest = max((release.version for release in client.models.list_releases(name)), default=0)
 
         def task() -> Any:

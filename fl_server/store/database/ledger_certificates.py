@@ -29,20 +29,20 @@ from sqlalchemy import (
 )
 from sqlalchemy import update as change
 
-from fl_server.store.database import schema
-from fl_server.store.database.schema import JsonText, Words, metadata
-from fl_server.store.database.transactions import Transactions, find, rows_where, to_row, write_history
-from fl_server.store.records import (
+from fl_server.store.certificates import (
     CERTIFICATES_KEPT_S,
     CertificateRecord,
     EnrollmentRecord,
-    HistoryRecord,
     NotSpent,
     Position,
     RevocationKind,
     RevocationRecord,
     of_renewed,
 )
+from fl_server.store.database import schema
+from fl_server.store.database.schema import JsonText, Words, metadata
+from fl_server.store.database.transactions import Transactions, find, rows_where, to_row, write_history
+from fl_server.store.records import HistoryRecord
 
 TOKENS_KEPT_S = 30 * 86_400.0
 

@@ -46,6 +46,7 @@ from sqlalchemy.pool import QueuePool
 
 from fl_common.files import fsync_path
 from fl_server.run_settings import privacy
+from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, RevocationRecord
 from fl_server.store.client_work import ClientWork
 from fl_server.store.database import ownership, schema
 from fl_server.store.database.ownership import ANYWHERE, Claim, Home, LeaseTerms, claim, identify, require_claim
@@ -56,17 +57,14 @@ from fl_server.store.files import Durability, disk_errors
 from fl_server.store.records import (
     AnswerRecord,
     AttemptRecord,
-    CertificateRecord,
     ChargeRecord,
     ClientEvaluation,
     ClientRecord,
     ClientStateRecord,
     CommitRecord,
-    EnrollmentRecord,
     FailureRecord,
     HistoryRecord,
     QuarantineRecord,
-    RevocationRecord,
     RunRecord,
     StageRecord,
     TotalsRecord,

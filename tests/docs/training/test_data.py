@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from algorithms import LocalData, LocalOptions, LocalRule, LocalSettings, train_locally
-from fl_client.settings.config import ShardConfig
+from fl_client.settings.served_tasks import ShardConfig
 from fl_client.training.data import local_data
 from fl_tasks import PartitionSpec, Shard, load_task, partition_task, training_labels
 from fl_tasks.batches import batches, ordered_batches, seed_everything

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from fl_client.settings.config import ClientConfig, TaskConfig
+from fl_client.settings.config import ClientConfig
+from fl_client.settings.served_tasks import TaskConfig
 from fl_client.setup.doctor import device, files
 from fl_client.setup.doctor.findings import Level
 from fl_client.storage.state import StateDir

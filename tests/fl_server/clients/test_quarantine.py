@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_server.clients import eligibility as module
-from fl_server.clients.eligibility import Quarantine
+from fl_server.clients import quarantine as module
+from fl_server.clients.quarantine import Quarantine
 from fl_server.errors import NoSuchClient
 from fl_server.rpc.views import client_status, run_status
 from fl_server.run.run import Run

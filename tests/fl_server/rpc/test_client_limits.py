@@ -143,7 +143,7 @@ async def test_queries_are_answered_while_uploads_use_all_threads(tmp_path: Path
 
 async def test_the_chunks_of_an_upload_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each costs a write and a checksum: an upload in chunks of a byte would fill the disk with checksums."""
-    monkeypatch.setattr("fl_server.uploads.part_receiver._FREE_CHUNKS", 3)
+    monkeypatch.setattr("fl_server.uploads.stream._FREE_CHUNKS", 3)
     async with upload_setup(tmp_path) as bench:
         parts = upload(bench.header, bench.data, bench.a.session, chunk=1)
         with pytest.raises(InvalidInput, match="chunk: expected 3 chunks of an upload at most"):

@@ -6,7 +6,7 @@ import pytest
 
 from fl_server.errors import InvalidInput
 from fl_server.rpc.requests import parse_request
-from fl_server.uploads.part_receiver import chunk_of, part_of
+from fl_server.uploads.stream import chunk_of, part_of
 from protos.chunks import ReadChunk, encode_chunk, make_chunk
 from protos.fl.v1.coordinator_pb2 import SubmitUpdateRequest
 

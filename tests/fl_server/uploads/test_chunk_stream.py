@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fl_server.settings.sections import LimitsConfig
-from fl_server.uploads.part_receiver import StallTimeout
+from fl_server.uploads.stream import StallTimeout
 
 
 async def test_a_chunk_of_bytes_resets_the_timeout() -> None:

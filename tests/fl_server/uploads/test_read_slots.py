@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fl_server.uploads.part_receiver import ReadSlots
+from fl_server.uploads.stream import ReadSlots
 from tests.fl_server.harness import until
 
 

@@ -15,7 +15,7 @@ from fl_server.store.errors import StoreError
 from fl_server.store.files import remove_folder
 from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import Spool, SpoolKey
-from fl_server.uploads.part_receiver import ReadSlots
+from fl_server.uploads.stream import ReadSlots
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import REFUSAL_REASON_LATE
 from tests.fl_server.devices import NO_CONTEXT, upload

@@ -19,7 +19,7 @@ from fl_server.errors import InvalidInput, NoCommonProtocol
 from fl_server.pages import Cursor, Page
 from fl_server.rpc.requests import parse, parse_request
 from fl_server.run_settings.spec import from_spec, from_stored, to_spec
-from fl_server.uploads.part_receiver import chunk_of, part_of, trailer_of
+from fl_server.uploads.stream import chunk_of, part_of, trailer_of
 from protos.chunks import ChunkError, ReadChunk, check_chunk
 from protos.codec import Layout, LayoutError, digest_bytes
 from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2, tensor_pb2, training_pb2

@@ -42,6 +42,12 @@ def accepted(site: Site, *arguments: str) -> bool:
     return done.exit_code == 0
 
 
+def assert_refused(result: Result, why: str) -> None:
+    """A step of the rotation is refused for this reason."""
+    assert result.exit_code == 1
+    assert why in result.stderr
+
+
 def of_device(site: Site, name: str) -> tuple[x509.Certificate, list[str]]:
     """A device's certificate, and the fingerprints of the authorities that it trusts."""
     current = Path(site.daemons[name].settings["state_dir"]) / "tls" / "current"
@@ -69,17 +75,13 @@ def test_the_authority_is_replaced_while_daemons_train(workspace: Workspace) -> 
     run = site.server.create("rotated", **endless(3))
     site.server.logged("round_committed", 2)
     assert rotate(site).exit_code == 0
-    refused = rotate(site)
-    assert refused.exit_code == 1
-    assert "the coordinator does not trust the new authority yet" in refused.stderr
+    assert_refused(rotate(site), "the coordinator does not trust the new authority yet")
     restart(site)
     rotation = Rotation.of(site.server.pki.folder)
     assert (rotation.stage, rotation.new is None) == (Stage.TRUSTED, False)
     eventually(partial(accepted, site), "every device trusts the new authority", within_s=LONG_S)
     worker.logged("certificates_renewed", 2)
-    refused = rotate(site, "--finish")
-    assert refused.exit_code == 1
-    assert "the old authority" in refused.stderr
+    assert_refused(rotate(site, "--finish"), "the old authority")
     restart(site)
     eventually(partial(accepted, site, "--finish"), "no device has a certificate of the old one", within_s=LONG_S)
     site.server.logged("authority_renewed")
