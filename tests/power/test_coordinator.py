@@ -118,7 +118,9 @@ def test_unsynced_names_of_any_killed_coordinator_are_synced_by_the_next(
 ) -> None:
     """After every change of a name."""
     run = recorded_runs(job)
-    for at in [at for at, each in enumerate(run.record, 1) if isinstance(each, Named)]:
+    changes = [at for at, each in enumerate(run.record, 1) if isinstance(each, Named)]
+    assert changes, "the run has given no file a name"
+    for at in changes:
         cut_after_kill(run, at, 6, tmp_path)
 
 

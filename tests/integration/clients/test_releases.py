@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from blake3 import blake3
+from safetensors.torch import load_file
 
 from fl_common.signatures import SigningKey, make_key
 from protos.fl.v1 import admin_pb2
 from tests.processes.federation import TASK, Coordinator, Daemon
 from tests.processes.process import Workspace, eventually, run_fl
+from tests.processes.tiny_task import Tiny
 
 MODEL = "Tiny"
 KEPT = 4
@@ -97,6 +100,28 @@ class Sites:
             return shown if dict(shown.release.devices) == devices else None
 
         return eventually(probe, f"version {version} has {devices}, not {self.shown(version).release}")
+
+
+@pytest.mark.slow
+def test_a_graph_in_onnx_reaches_a_device(workspace: Workspace) -> None:
+    """Beside the weights, which the device evaluates: the graph's outputs for an example are those of the weights."""
+    reference = pytest.importorskip("onnx.reference")
+    sites = Sites(workspace, 3)
+    config = sites.folder / "run.toml"
+    config.write_text(
+        'name = "r"\n[task]\nname = "tests.processes.tiny_task:Tiny"\noptions = {model = "broad"}\n'
+        '[algorithm]\nname = "fedavg"\n'
+    )
+    sites.release("--format", "onnx", "--config", str(config))
+    sites.until(1, evaluated=3)
+    folder = sites.sites[0].models / "current"
+    graph = reference.ReferenceEvaluator(str(folder / "model.onnx"))
+    task = Tiny(model="broad")
+    model = task.model().eval()
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    inputs = task.eval_data().inputs[:1]
+    (computed,) = graph.run(None, {graph.input_names[0]: inputs.numpy()})
+    torch.testing.assert_close(torch.as_tensor(computed), model(inputs).detach())
 
 
 def test_a_release_is_checked_announced_and_taken_back(workspace: Workspace) -> None:
