@@ -91,7 +91,7 @@ class WhatFlags(FlagGroup):
         if self.which not in {"latest", "best"} and not (self.which.isascii() and self.which.isdigit()):
             raise UsageError(f"--round: expected latest, best or a round's number, got {self.which!r}")
         if self.form not in FORMS:
-            raise UsageError(f"--format: expected {' or '.join(FORMS)}, got {self.form!r}")
+            raise UsageError(f"--format: expected {', '.join(FORMS[:-1])} or {FORMS[-1]}, got {self.form!r}")
 
     def name_of(self, task: str) -> str:
         """The name of the released model: the task's, without its module, if none is given. Raises UsageError."""
