@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
@@ -23,7 +24,8 @@ def free_port() -> int:
 class Relay:
     """Forwards the bytes of all connections to host:port, or to the socket of a path. A context manager."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str | Callable[[], str]) -> None:
+        """target: a function is asked for each connection; "": nobody is there."""
         self._target = target
         self._sockets: list[socket.socket] = []
         self._passing = threading.Event()
@@ -88,11 +90,14 @@ class Relay:
         threading.Thread(target=self._forward, args=(server, caller), daemon=True).start()
 
     def _open(self) -> socket.socket:
-        if self._target.startswith("/"):
+        target = self._target if isinstance(self._target, str) else self._target()
+        if target.startswith("/"):
             server = socket.socket(socket.AF_UNIX)
-            server.connect(self._target)
+            server.connect(target)
             return server
-        host, _, port = self._target.rpartition(":")
+        host, _, port = target.rpartition(":")
+        if not host:
+            raise ConnectionRefusedError
         return socket.create_connection((host, int(port)))
 
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
