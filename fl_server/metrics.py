@@ -155,6 +155,8 @@ class Metrics:
         self.transfer_calls = factory.gauge(
             "fl_transfer_calls", "Calls of clients under way, by kind.", kind=CALL_KINDS
         )
+        for kind in CALL_KINDS:  # an autoscaler takes a worker without the value for one with average load
+            self.transfer_calls.labels(kind)
         self.transfer_limits = factory.counter(
             "fl_transfer_limits", "Calls refused, and streams ended, at a limit of one client.", limit=CLIENT_LIMITS
         )

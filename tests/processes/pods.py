@@ -77,6 +77,11 @@ class Pods(Fleet):
         shard = {"partition": {"method": "iid", "clients": size, "seed": 1}, "index": index}
         return Daemon(self.workspace, self.services["listen"], f"edge-{index}", shard=shard, **self._own)
 
+    @property
+    def addresses(self) -> tuple[str, str]:
+        """Where clients call: for all but transfers, and for those."""
+        return self.services["listen"].address, self._serve
+
     def ready(self) -> Candidate | None:
         """The coordinator that is ready."""
         running = (each for each in self.coordinators if each.exit_code is None)

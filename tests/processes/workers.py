@@ -35,7 +35,9 @@ class Worker(Process):
     ) -> None:
         super().__init__(workspace, name, program)
         self._server = server.config
-        write_toml(self.config, {"metrics_listen": "", **(settings or {})})
+        own = {"metrics_listen": "", **(settings or {})}
+        self.metrics_listen = str(own["metrics_listen"])
+        write_toml(self.config, own)
 
     @property
     def arguments(self) -> list[str]:

@@ -122,6 +122,7 @@ def made(most: int = 100, **limits: float) -> tuple[TransferLimits, Callable[...
 async def test_a_call_beyond_a_limit_is_refused_and_counted() -> None:
     """Another client's calls are served, and so are the client's own after one has ended."""
     limits, read = made(uploads_at_once=1)
+    assert read("fl_transfer_calls", kind="downloads") == 0
     async with limits.call("a", "uploads"):
         with pytest.raises(LimitExceeded, match=r"expected at most 1 uploads at once .*; try again in 1 s"):
             async with limits.call("a", "uploads"):
