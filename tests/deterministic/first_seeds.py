@@ -126,7 +126,7 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a call fails": ("the log has no line of a fault", 9),
         "what an update contains is not checked": ("no update of a liar is admitted", 7),
         "a call turns for ever": ("the clock goes on", 9),
-        "a restart leaves a client out of a draw": ("a draw has one cohort", 161),
+        "a restart leaves a client out of a draw": ("a draw has one cohort", 16),
         "a device does not keep what it has answered": ("a device answers each stage in one way", 136),
         "a message of a stage that is sent again is another one": ("a stage has one message", 136),
         "a list of survivors is written without its last": ("a sum has the clients of its signed list", 1),
@@ -151,7 +151,7 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "a device does not look at its limit": ("a device stops at its own limit", 27),
         "private work that is repeated is charged again": ("the same private work is charged once", 203),
         "all private work of a device has one noise": ("no two updates of a device share noise", 6),
-        "private work has another noise at each start": ("the same private work has the same bits", 203),
+        "private work has another noise at each start": ("the same private work has the same bits", 427),
     },
 }
 """By depth: each planted fault with the check that finds it and the first seed whose life does."""

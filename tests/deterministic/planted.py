@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -442,11 +443,21 @@ def planted(name: str) -> Iterator[None]:
 
 @contextmanager
 def patched(patch: Patch) -> Iterator[None]:
-    """The code with a patch."""
+    """The code with a patch. Raises TypeError if the replacement cannot be called as what it replaces."""
     owner, attribute, replacement = patch
+    _require_same_call(owner[attribute] if isinstance(owner, dict) else getattr(owner, attribute), replacement)
     if isinstance(owner, dict):
         with mock.patch.dict(owner, {attribute: replacement}):
             yield
     else:
         with mock.patch.object(owner, attribute, replacement):
             yield
+
+
+def _require_same_call(original: Any, replacement: Any) -> None:
+    """A replacement that fails at its call would be another fault than the planted one."""
+    if not inspect.isroutine(original):
+        return
+    by_name = {each.name for each in inspect.signature(original).parameters.values() if each.kind is each.KEYWORD_ONLY}
+    places = [name for name in inspect.signature(original).parameters if name not in by_name]
+    inspect.signature(replacement).bind(*places, **dict.fromkeys(by_name))

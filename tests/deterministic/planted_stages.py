@@ -40,7 +40,7 @@ def _second_list() -> Patch:
 
 
 def _sum_without_one() -> Patch:
-    return secure, "ComputeStep", lambda accepted: effects.ComputeStep(accepted[:-1])
+    return secure, "ComputeStep", lambda accepted, *rest: effects.ComputeStep(accepted[:-1], *rest)
 
 
 def _opened_by_too_few() -> Patch:

@@ -91,9 +91,9 @@ def _state_stays() -> Patch:
 def _lost_stream_stays_lost() -> Patch:
     begun = Attendance.begun
 
-    async def attached(self: Any, client_id: str) -> None:
+    async def attached(self: Any, client_id: str, certificate: Any = None) -> None:
         if self._roster.state_of(client_id) in (None, Presence.PRESENT):
-            await begun(self, client_id)
+            await begun(self, client_id, certificate)
 
     return Attendance, "begun", attached
 
