@@ -23,7 +23,7 @@ from fl_common.program import (
     raised_interrupts,
     require_own_packages,
     settings_files,
-    silence_grpc,
+    silence_libraries,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     keep_working_directory_out()
     require_own_packages("fl-client")
-    silence_grpc()
+    silence_libraries()
     with quiet_interrupts():  # `app.run` has its own handlers
         if given and given[0] in SETUP:
             from fl_common.certificates.tls_version import set_oldest_tls

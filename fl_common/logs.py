@@ -10,6 +10,7 @@ import asyncio
 import sys
 import threading
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -218,6 +219,18 @@ def _safe(value: Any, depth: int) -> Any:
     return escaped(shortened(str(value)))
 
 
+def log_warnings() -> None:
+    """Write Python's warnings as lines of the log: as text on stderr they would stand between lines of JSON."""
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object, **__: object
+    ) -> None:
+        place = f"{filename}:{lineno}"
+        structlog.get_logger().warning("python_warning", kind=category.__name__, what=str(message), place=place)
+
+    warnings.showwarning = show
+
+
 def set_up_logs(style: str, lines_per_minute: int) -> RepeatFilter:
     """Set up structlog for the process. Returns the filter, which limits repeated lines.
 
@@ -233,6 +246,7 @@ def set_up_logs(style: str, lines_per_minute: int) -> RepeatFilter:
         logger_factory=structlog.PrintLoggerFactory(sys.stdout),
         cache_logger_on_first_use=True,
     )
+    log_warnings()
     return repeats
 
 

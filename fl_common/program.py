@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,12 +80,15 @@ def require_own_packages(program: str) -> None:
             raise SystemExit(UNUSABLE)
 
 
-def silence_grpc() -> None:
-    """Keep the lines of grpc's core off stderr, where they would stand between lines of JSON: our programs report.
+def silence_libraries() -> None:
+    """Keep the lines of libraries off stderr, where they would stand between lines of JSON: our programs report.
 
-    grpc reads the variable when it is imported. Who sets GRPC_VERBOSITY gets the lines.
+    These are lines of grpc's core, and progress bars and announcements of later versions of Hugging Face's libraries.
+    The libraries read the variables when they are imported. Who sets them gets the lines.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
 
 
 def impetus_version() -> str:

@@ -4,7 +4,7 @@ import os
 import sys
 
 from fl_common.certificates.tls_version import set_oldest_tls
-from fl_common.program import keep_working_directory_out, quiet_interrupts, require_own_packages, silence_grpc
+from fl_common.program import keep_working_directory_out, quiet_interrupts, require_own_packages, silence_libraries
 from fl_ops.admin.tls import oldest_tls
 from fl_ops.errors import UsageError
 
@@ -14,7 +14,7 @@ def main() -> None:
     keep_working_directory_out()
     require_own_packages("fl")
     with quiet_interrupts():
-        silence_grpc()
+        silence_libraries()
         try:
             set_oldest_tls(oldest_tls(os.environ))
         except UsageError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from google.protobuf.json_format import MessageToDict
 
 from fl_common.certificates.tls_version import set_oldest_tls
-from fl_common.program import silence_grpc
+from fl_common.program import silence_libraries
 from fl_ops.admin import settings
 from fl_ops.admin.tls import oldest_tls
 from fl_ops.errors import UsageError
@@ -66,7 +66,7 @@ def connect(
 
 def _set_up_grpc(*, plain_text: bool) -> None:
     """What grpc reads when it is imported. Raises UsageError if that was too early for a connection with TLS."""
-    silence_grpc()
+    silence_libraries()
     try:
         set_oldest_tls(oldest_tls(os.environ))
     except RuntimeError as error:

@@ -15,7 +15,7 @@ from fl_common.program import (
     quiet_interrupts,
     require_own_packages,
     settings_files,
-    silence_grpc,
+    silence_libraries,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    silence_grpc()
+    silence_libraries()
     from fl_common.allocator import share_one_heap
     from fl_common.certificates.tls_version import set_oldest_tls
     from fl_common.files import set_private_umask

@@ -8,13 +8,13 @@ has renewed ones.
 import sys
 
 from fl_common.certificates.tls_version import set_oldest_tls
-from fl_common.program import silence_grpc
+from fl_common.program import silence_libraries
 from fl_web.sandbox import code_of_this_process, restrict
 
 
 def main() -> int:
     """Serve until the input ends."""
-    silence_grpc()
+    silence_libraries()
     set_oldest_tls("1.3")
     line = sys.stdin.buffer.readline()
     if not line.strip().startswith(b"{"):

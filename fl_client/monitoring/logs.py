@@ -14,7 +14,7 @@ from rich.status import Status
 from structlog import DropEvent
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from fl_common.logs import console_renderer, escaped, processors
+from fl_common.logs import console_renderer, escaped, log_warnings, processors
 from fl_common.rate_limits import RateLimiter
 
 LINES_PER_S, LINE_BURST = 2.0, 1000
@@ -79,6 +79,7 @@ def _configure(renderer: Processor) -> None:
         logger_factory=lambda *_: _StdoutLogger(),
         cache_logger_on_first_use=False,
     )
+    log_warnings()
 
 
 class _StdoutLogger:

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import NamedTuple, Protocol
 
 from fl_common.allocator import keep_freed_memory
+from fl_common.program import silence_libraries
 from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
 from fl_ops.compare.plan import Plan
 from fl_ops.compare.progress import Costs
@@ -176,6 +177,7 @@ def _initialize(rounds: _Rounds) -> None:
     become_worker()
     signal.signal(signal.SIGTERM, _give_up)
     keep_freed_memory()
+    silence_libraries()
     _REPORT.append(rounds)
 
 

@@ -18,6 +18,7 @@ from types import FrameType
 from algorithms import AlgorithmError
 from algorithms.batched.choice import WrongStrategy
 from fl_common.allocator import keep_freed_memory
+from fl_common.program import silence_libraries
 from fl_common.units import counted
 from fl_ops.errors import OpsError, Refused, UsageError, traceback_of
 from fl_ops.simulate.clients import prepare
@@ -86,7 +87,7 @@ def simulate(job: Job, on_report: OnReport) -> None:
             digests=job.config.simulation.digests,
             measure=job.config.simulation.measure,
         )
-    settings = settings_of(job.config, prepared, simulation)
+        settings = settings_of(job.config, prepared, simulation)  # loads the first client's data
     if job.engine.batched is not None:  # all other engines have the same bits
         settings["engine"] = job.engine.arithmetic
     result = SeedResult(job.seed, settings)
@@ -227,6 +228,7 @@ def _child(job: Job, connection: Connection) -> None:
     with suppress(KeyboardInterrupt, BrokenPipeError), interruptible():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _END_SIGNALS)
         keep_freed_memory()
+        silence_libraries()
         try:
             simulate(job, connection.send)
         except OpsError as error:

@@ -45,10 +45,13 @@ class Shard:
         Raises TaskError for an index out of range, and for a folder and rows: only the task can read them.
         """
         if self.folder is not None:
-            raise TaskError(f"this task brings its own data, so a shard must be indices, got the folder {self.folder}")
+            raise TaskError(
+                "this task brings its own data, of which a device gets a part by [shard] partition, got the folder"
+                f" {self.folder}: remove the folder, or let the task read shard.folder"
+            )
         if self.rows is not None:
             raise TaskError(
-                "this task brings its own data, so a shard must be indices, got rows of type"
+                "this task brings its own data, of which a device gets the examples with some indices, got rows of type"
                 f" {type(self.rows).__name__} from the query: let the query return indices, or let the task read"
                 " shard.rows"
             )

@@ -185,8 +185,8 @@ def _after_executable(node: ast.AST) -> Iterator[str]:
 
 
 DIALS = """
-from fl_common.program import silence_grpc
-silence_grpc()
+from fl_common.program import silence_libraries
+silence_libraries()
 import grpc
 credentials = grpc.ssl_channel_credentials(b"no certificate")
 with grpc.secure_channel("127.0.0.1:1", credentials) as channel:

@@ -31,7 +31,7 @@ HEAVY = {"lora", "transformers", "image", "text"}
     ],
 )
 def test_a_new_package_works_at_once(template: str, tmp_path: Path) -> None:
-    """Its task has under 40 lines, its tests and the check pass, and two daemons train two rounds."""
+    """Its task has under 40 lines, its tests and the check pass, two daemons train, and logs are JSON line by line."""
     folder = new_package.make("my_task", template, tmp_path)
     assert len((folder / "my_task/task.py").read_text().splitlines()) < 40
     run = folder / "run.toml"
@@ -43,6 +43,8 @@ def test_a_new_package_works_at_once(template: str, tmp_path: Path) -> None:
         shown = ran(folder, path, "sh", "two-daemons.sh")
     assert {finding["result"] for finding in checked["findings"]} == {"ok"}, checked
     assert "completed: 2 rounds are done" in shown
+    logs = [line for log in folder.glob("work/*.log") for line in log.read_text().splitlines()]
+    assert "serving" in {json.loads(line)["event"] for line in logs}
     assert (folder / "model.safetensors").stat().st_size > 1000
     ran(folder, path, sys.executable, "-m", "unittest")
 
@@ -102,6 +104,7 @@ def ran(folder: Path, path: Sequence[Path], *command: str) -> str:
     )
     logs = "".join(log.read_text() for log in folder.glob("work/*.log")) if done.returncode else ""
     assert done.returncode == 0, done.stdout + done.stderr + logs
+    assert command[0] != "fl" or done.stderr == ""  # no library's lines beside ours
     return done.stdout
 
 

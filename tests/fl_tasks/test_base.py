@@ -42,7 +42,7 @@ def test_a_shard_refuses_indices_outside_the_data(tiny: Tiny, indices: list[int]
 
 def test_a_folder_is_not_indices(tiny: Tiny) -> None:
     """A task that needs indices refuses a folder."""
-    with pytest.raises(TaskError, match="must be indices, got the folder photos"):
+    with pytest.raises(TaskError, match="got the folder photos: remove the folder"):
         Shard(folder=Path("photos")).of(tiny.examples)
 
 

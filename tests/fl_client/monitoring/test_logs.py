@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -36,6 +37,20 @@ def test_an_exception_is_inside_its_line(capsys: pytest.CaptureFixture[str]) -> 
         except ValueError:
             structlog.get_logger().exception("work_broken")
     assert "ValueError: odd" in json.loads(capsys.readouterr().out)["exception"]
+
+
+def test_a_warning_of_a_library_is_a_line_of_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is JSON with its kind and place, and nothing is on stderr."""
+    with warnings.catch_warnings(), logs.logging("json"):
+        warnings.simplefilter("always")
+        warnings.warn("old name", FutureWarning, stacklevel=1)
+    written = capfd.readouterr()
+    line = json.loads(written.out)
+    assert (line["event"], line["level"], line["kind"], line["what"]) == (
+        "python_warning", "warning", "FutureWarning", "old name",
+    )  # fmt: skip
+    assert line["place"].startswith(f"{__file__}:")
+    assert written.err == ""
 
 
 def test_pretty_lines_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,7 +96,7 @@ def test_a_query_is_called_at_each_start(tmp_path: Path, monkeypatch: pytest.Mon
     ("shard", "expected"),
     [
         ({"query": "sys:argv"}, "expected a function at sys:argv, got list"),
-        ({"query": "os:getcwd"}, "must be indices, got rows of type str"),
+        ({"query": "os:getcwd"}, "examples with some indices, got rows of type str"),
         ({"query": "os:abort_mission"}, "has no attribute abort_mission"),
         ({"query": "math:sqrt"}, "the query math:sqrt raised TypeError"),
         ({"indices": "/nonexistent/mine.txt"}, "the index file /nonexistent/mine.txt cannot be read"),

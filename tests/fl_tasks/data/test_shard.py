@@ -56,7 +56,7 @@ def test_a_query_may_return_a_folder_or_rows() -> None:
     rows = [("a", 1), ("b", 2)]
     assert checked_shard(rows).rows is rows
     assert checked_shard([True, False]).rows == [True, False]
-    with pytest.raises(TaskError, match=r"must be indices, got rows of type list.*shard\.rows"):
+    with pytest.raises(TaskError, match=r"examples with some indices, got rows of type list.*shard\.rows"):
         checked_shard(rows).of(Drawn())
     with pytest.raises(TaskError, match="got None"):
         checked_shard(None)
