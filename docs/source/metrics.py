@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from docs.source.keys import ROOT
 from fl_client.monitoring.metrics import Metrics as ClientMetrics
 from fl_common.metrics import Declaration
+from fl_server.metrics import WORKER_BUILD_INFO
 from fl_server.metrics import Metrics as ServerMetrics
 from fl_server.runs.gauges import RunsCollector
 from fl_server.runs.table import RunTable
@@ -63,7 +64,8 @@ WORRY = {
     "fl_uploads_resumed_total": "It grows fast: unreliable links.",
     "fl_uploads_in_flight_bytes": "It only grows: uploads stall.",
     "fl_workers": "Fewer than were started: see their logs. 0 with `[workers]`: no model and no update moves.",
-    "fl_transfer_calls": "`downloads` is high and `fl_transfer_bytes_total` does not grow: clients that read nothing.",
+    "fl_transfer_calls": "`downloads` is high and `fl_transfer_bytes_total` does not grow: clients that read nothing."
+    " Very different at two workers: FlWorkerImbalance.",
     "fl_transfer_limits_total": "It grows: see `client_limited` in the log and the "
     "[limits](../measurements/reliability.md#limits).",
     # The process.
@@ -123,10 +125,13 @@ runs have ended after it. Gauges have the same values after a restart; counters 
 
 _RUNS = "## The coordinator: metrics of each run"
 _COORDINATOR = "## The coordinator: clients and process"
+_WORKER = """## A worker
+
+It has the metrics of the coordinator too, and of those of the process its own values."""
 _DAEMON = """## A daemon
 
 Only if `metrics_listen` is set. The scrape target identifies the device."""
-_PROCESS = "## Both processes"
+_PROCESS = "## Every process"
 
 
 def server_metrics() -> ServerMetrics:
@@ -136,16 +141,22 @@ def server_metrics() -> ServerMetrics:
     return metrics
 
 
+def worker_metrics() -> ServerMetrics:
+    """The metrics of a worker."""
+    return ServerMetrics(CollectorRegistry(), WORKER_BUILD_INFO)
+
+
 def page() -> str:
     """The whole page."""
     server, client = server_metrics().factory.declared, ClientMetrics().factory.declared
+    worker = [metric for metric in worker_metrics().factory.declared if metric not in server]
     runs = [metric for metric in server if "run" in metric.labels or metric.name == "fl_runs"]
     own = [metric for metric in server if metric not in runs and metric.name.startswith("fl_")]
     daemon = [metric for metric in client if metric.name.startswith("fl_")]
     both = [metric for metric in server if not metric.name.startswith("fl_")]
     if unknown := WORRY.keys() - {metric.name for metric in (*server, *client)}:
         raise LookupError(f"expected only declared metrics in WORRY, found {', '.join(sorted(unknown))}")
-    tables = ((_RUNS, runs), (_COORDINATOR, own), (_DAEMON, daemon), (_PROCESS, both))
+    tables = ((_RUNS, runs), (_COORDINATOR, own), (_WORKER, worker), (_DAEMON, daemon), (_PROCESS, both))
     return "\n\n".join([_INTRO, *(f"{heading}\n\n{_table(declared)}" for heading, declared in tables)]) + "\n"
 
 

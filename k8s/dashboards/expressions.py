@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 PROCESS = "and on (instance, job) fl_build_info"
-"""Selects the coordinator's series of a metric that daemons have too."""
+"""Selects the coordinator's series of a metric that daemons or workers have too."""
+WORKERS = "and on (instance, job) fl_worker_build_info"
+"""Selects the workers' series."""
 
 RUN_STATES = {
     "waiting": "yellow",
@@ -46,6 +48,11 @@ def share(runs: str, states: str, by: str = "") -> str:
 def quantile(q: float, histogram: str, selectors: str = "", by: str = "le") -> str:
     """Return a quantile of the observations within the window."""
     return f"histogram_quantile({q:g}, sum by ({by}) (rate({histogram}_bucket{{{selectors}}}[$window])))"
+
+
+def loop_lag(programs: str, by: str = "le") -> str:
+    """Return how late 99% of the event loop's wake-ups are at most. programs: PROCESS or WORKERS."""
+    return f"histogram_quantile(0.99, sum by ({by}) (rate(fl_event_loop_lag_seconds_bucket[$window]) {programs}))"
 
 
 def phase_seconds(runs: str) -> str:

@@ -10,8 +10,10 @@ from k8s.dashboards.expressions import (
     OUTCOMES,
     PHASES,
     PROCESS,
+    WORKERS,
     evaluation,
     increase,
+    loop_lag,
     phase_seconds,
     quantile,
     share,
@@ -44,6 +46,7 @@ def dashboard() -> models.Dashboard:
         Section("Devices", [Row(7, _devices())]),
         Section("Traffic", [Row(7, _traffic())]),
         Section("Coordinator", [Row(7, _coordinator()), Row(7, _leadership())]),
+        Section("Workers", [Row(7, _workers())]),
     ]
     return place(FRAME.built(), sections)
 
@@ -254,7 +257,7 @@ def _traffic() -> list[timeseries.Panel]:
 def _coordinator() -> list[timeseries.Panel]:
     lag = lines(
         What("Delays", "s", "99% are shorter. A late event loop answers everybody late; a slow commit is a slow disk."),
-        Query(quantile(0.99, "fl_event_loop_lag_seconds"), "event loop"),
+        Query(loop_lag(PROCESS), "event loop"),
         Query(quantile(0.99, "fl_commit_write_seconds"), "writing a commit"),
     )
     memory = lines(
@@ -283,3 +286,25 @@ def _leadership() -> list[timeseries.Panel]:
         Query(quantile(0.95, "fl_object_request_seconds", by="le, request"), "{{request}}"),
     )
     return [coloured(leaders.decimals(0), {"lead": "green", "wait": "blue"}), limit(lease, {10: "red"}), store]
+
+
+def _workers() -> list[timeseries.Panel]:
+    count = lines(
+        What("Workers", "none", "Scraped, and attached to the leader. Empty without workers."),
+        Query("count(fl_worker_build_info)", "scraped"),
+        Query("max(fl_workers)", "attached"),
+    )
+    transfers = lines(
+        What("Transfers by worker", "none", "Uploads and downloads under way. Very different: FlWorkerImbalance."),
+        Query(f'sum by (instance) (fl_transfer_calls{{kind=~"uploads|downloads"}} {WORKERS})', "{{instance}}"),
+    )
+    processor = lines(
+        What("Processor by worker", "none", "Cores in use. A worker that is at one moves no more bytes."),
+        Query(f"rate(process_cpu_seconds_total[$window]) {WORKERS}", "{{instance}}"),
+    )
+    lag = lines(
+        What("Delays by worker", "s", "99% of the event loop's wake-ups are less late."),
+        Query(loop_lag(WORKERS, "le, instance"), "{{instance}}"),
+    )
+    count = coloured(count.decimals(0), {"scraped": "text", "attached": "green"})
+    return [count, transfers.decimals(0), limit(processor, {1: "orange"}), limit(lag, {0.5: "red"})]

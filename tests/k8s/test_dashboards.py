@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fl_client.monitoring.metrics
-from docs.source.metrics import server_metrics
+from docs.source.metrics import server_metrics, worker_metrics
 from fl_common.metrics import Declaration
 from k8s.dashboards.files import committed, texts
 from k8s.dashboards.frame import OVERVIEW, RUN_DETAIL, WINDOWS
@@ -28,13 +28,14 @@ MODELS = committed()
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Declaration]:
-    """Every metric of a coordinator or a daemon."""
+    """Every metric of a coordinator, a worker or a daemon."""
     loop = asyncio.new_event_loop()
     server = server_metrics()
     server.watch(loop, tmp_path_factory.mktemp("state"))
     loop.close()
     client = fl_client.monitoring.metrics.Metrics()
-    return {metric.name: metric for metric in [*server.factory.declared, *client.factory.declared]}
+    factories = (server.factory, worker_metrics().factory, client.factory)
+    return {metric.name: metric for factory in factories for metric in factory.declared}
 
 
 @pytest.mark.parametrize("path", texts(), ids=lambda path: path.name)

@@ -13,13 +13,16 @@ import torch
 
 from tests.monitoring.alert_files import groups
 from tests.monitoring.prometheus import Prometheus, Setup, prometheus
-from tests.processes.certificates import Pki, credentials, section
+from tests.processes import workers
+from tests.processes.certificates import Pki, credentials, section, server_section
 from tests.processes.federation import Daemon, Fleet, SecureCoordinator
 from tests.processes.process import Workspace, eventually, write_toml
 from tests.processes.raw_client import RawClient, Update
 
 SIZE = 3
 """Daemons."""
+ROUNDS = 4
+"""Of the runs of all daemons."""
 KEPT = 16
 """Examples of each shard kept for evaluation on the device."""
 PLANT = {"site": "plant"}
@@ -28,13 +31,19 @@ RUNS = ("undisturbed", "misshapen", "diverged", "faulted")
 
 
 class ScrapedFleet(Fleet):
-    """Daemons that keep a part of their shard for evaluation and serve their metrics, each at its own address."""
+    """Daemons that keep a part of their shard for evaluation and serve their metrics, each at its own address.
+
+    Their bytes pass through a worker.
+    """
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.metrics = _free_addresses(SIZE)
         self.pki = Pki(workspace.folder / "pki")
-        self.server = SecureCoordinator(workspace, self.pki, {"limits": {"reattach_grace_s": 0.5}}).serve()
+        settings = {"limits": {"reattach_grace_s": 0.5}, "workers": workers.section()}
+        self.server = SecureCoordinator(workspace, self.pki, settings).serve()
+        own = {"tls": server_section(self.pki.issue("worker", "worker-1")), "metrics_listen": _free_addresses(1)[0]}
+        self.worker = workers.Worker(workspace, self.server, "worker-1", own).serve()
         self.daemons = {f"edge-{index}": self.daemon(index, SIZE).start() for index in range(SIZE)}
         self.until_all_present()
 
@@ -53,7 +62,11 @@ class ScrapedFleet(Fleet):
     @property
     def jobs(self) -> dict[str, list[str]]:
         """Scrape job -> addresses of its targets."""
-        return {"fl-server": [str(self.server.settings["metrics_listen"])], "fl-client": self.metrics}
+        return {
+            "fl-server": [str(self.server.settings["metrics_listen"])],
+            "fl-data": [self.worker.metrics_listen],
+            "fl-client": self.metrics,
+        }
 
 
 class MonitoredRuns:
@@ -86,7 +99,11 @@ class MonitoredRuns:
     def _undisturbed(self) -> None:
         """Four rounds of all daemons, each evaluated by the server and by the clients."""
         run = self.server.create(
-            "undisturbed", round=ALL, stop={"metric": "accuracy"}, evaluation={"clients_every": 1}, labels=PLANT
+            "undisturbed",
+            round=ALL,
+            stop={"metric": "accuracy", "rounds": ROUNDS},
+            evaluation={"clients_every": 1},
+            labels=PLANT,
         )
         self.server.completed(run)
         eventually(lambda: "clients_evaluated" in self.server.rounds(run)[-1].metrics, "clients have evaluated")
@@ -117,7 +134,7 @@ class MonitoredRuns:
         """A daemon is killed during a round, the run is paused, and the coordinator is killed in the next round."""
         server, fleet = self.server, self.fleet
         fleet.hold()
-        server.create("faulted", round={**ALL, "quorum": 2}, labels=PLANT)
+        server.create("faulted", round={**ALL, "quorum": 2}, stop={"rounds": ROUNDS}, labels=PLANT)
         server.until("faulted", lambda run: len(run.cohort) == SIZE, "all are drawn")
         self._steer("pause_run")
         fleet["edge-2"].kill()

@@ -60,8 +60,12 @@ def test_every_case_is_of_an_alert() -> None:
 
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: f"{rule['alert']}-{rule['labels']['severity']}")
 def test_every_alert_has_its_texts(rule: dict[str, Any]) -> None:
-    """It has a severity, a one-line summary, a description with a value or a name, and a link."""
-    assert rule["labels"] in ({"severity": "critical"}, {"severity": "warning"})
+    """It has a severity, a one-line summary, a description with a value or a name, and a link.
+
+    It may have the process that it is about.
+    """
+    assert rule["labels"]["severity"] in {"critical", "warning"}
+    assert rule["labels"].keys() <= {"severity", "process"}
     annotations = rule["annotations"]
     assert set(annotations) == {"summary", "description", "runbook_url"}
     assert len(annotations["summary"]) < 80

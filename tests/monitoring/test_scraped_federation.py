@@ -14,7 +14,7 @@ from cryptography import x509
 
 from protos.fl.v1 import admin_pb2
 from tests.monitoring.alert_files import rules
-from tests.monitoring.federation import RUNS, SIZE, MonitoredRuns, scraped_federation
+from tests.monitoring.federation import ROUNDS, RUNS, SIZE, MonitoredRuns, scraped_federation
 from tests.monitoring.panels import Panel, annotation_queries, filled, panels
 from tests.monitoring.programs import needed
 
@@ -24,6 +24,9 @@ METRIC = re.compile(r"\b(?:fl|process)_\w+\b(?!:)")
 """The name of a metric, outside the name of a recorded rule."""
 EMPTY_PANELS = {
     "Work that failed on devices": "no work fails on the devices here; they are killed",
+    "Object store": "the coordinator's files are in its folder",
+    "Privacy spent": "no run is private",
+    "Counted updates of a client, of its due": "no client has had five due updates",
 }
 """Panel without data here -> reason."""
 
@@ -68,13 +71,13 @@ def test_metrics_of_the_undisturbed_run(scenario: MonitoredRuns) -> None:
     """The metrics of a run without faults equal its record."""
     run, rounds = scenario.server.run("undisturbed"), scenario.server.rounds("undisturbed")
     value = _values(scenario, "undisturbed", scenario.undisturbed_at)
-    assert value("fl_round") == value("fl_rounds_total", outcome="committed") == run.rounds_done == 4
+    assert value("fl_round") == value("fl_rounds_total", outcome="committed") == run.rounds_done == ROUNDS
     assert value("fl_rounds_total", outcome="abandoned") == 0
     assert value("fl_attempts_total") == sum(row.attempts for row in rounds)
-    assert value("fl_assignments_total", state="admitted") == sum(row.accepted for row in rounds) == 4 * SIZE
+    assert value("fl_assignments_total", state="admitted") == sum(row.accepted for row in rounds) == ROUNDS * SIZE
     others = ("refused", "failed", "lost", "cancelled")
     assert {value("fl_assignments_total", state=state) for state in others} == {0}
-    assert value("fl_round_seconds_count") == 4
+    assert value("fl_round_seconds_count") == ROUNDS
     assert value("fl_round_seconds_sum") == pytest.approx(sum(row.seconds for row in rounds))
     assert value("fl_last_commit_timestamp_seconds") == pytest.approx(_unix(rounds[-1].committed), abs=1e-3)
     assert value("fl_training_loss") == pytest.approx(rounds[-1].training_loss)
@@ -104,7 +107,7 @@ def test_bytes_are_the_same_for_the_run_the_coordinator_and_the_daemons(scenario
     The last model of 43 float32 values is fetched only for evaluation, after its round's record was closed.
     """
     run, seen = scenario.server.run("undisturbed"), scenario.prometheus
-    assert run.bytes_up == 4 * SIZE * 43 * 4
+    assert run.bytes_up == ROUNDS * SIZE * 43 * 4
     of_rounds = sum(done.bytes_down for done in scenario.server.rounds("undisturbed"))
     assert run.bytes_down == of_rounds + SIZE * 43 * 4
     for direction, counted in (("up", run.bytes_up), ("down", run.bytes_down)):
@@ -112,7 +115,7 @@ def test_bytes_are_the_same_for_the_run_the_coordinator_and_the_daemons(scenario
         of_daemons = f'sum(last_over_time(fl_client_transfer_bytes_total{{direction="{direction}"}}[5s]))'
         assert [seen.value(name, scenario.undisturbed_at) for name in (of_server, of_daemons)] == [counted] * 2
     trained = seen.value("sum(last_over_time(fl_client_rounds_trained_total[5s]))", scenario.undisturbed_at)
-    assert trained == 4 * SIZE
+    assert trained == ROUNDS * SIZE
 
 
 def test_metrics_of_refusals_have_their_reasons(scenario: MonitoredRuns) -> None:
@@ -136,10 +139,10 @@ def test_metrics_after_a_killed_daemon_and_a_killed_coordinator(scenario: Monito
     def both(name: str, **labels: str) -> float:
         return before(name, **labels) + after(name, **labels)
 
-    assert both("fl_rounds_total", outcome="committed") == after("fl_round") == len(rounds) == 4
+    assert both("fl_rounds_total", outcome="committed") == after("fl_round") == len(rounds) == ROUNDS
     assert both("fl_assignments_total", state="lost") == sum(row.dropped for row in rounds) == 1
-    assert both("fl_assignments_total", state="admitted") == sum(row.accepted for row in rounds) == 4 * SIZE - 1
-    assert both("fl_attempts_total") == sum(row.attempts for row in rounds) == 4
+    assert both("fl_assignments_total", state="admitted") == sum(row.accepted for row in rounds) == ROUNDS * SIZE - 1
+    assert both("fl_attempts_total") == sum(row.attempts for row in rounds) == ROUNDS
     assert after("fl_last_commit_timestamp_seconds") == pytest.approx(_unix(rounds[-1].committed), abs=1e-3)
     assert after("fl_evaluation", metric="accuracy") == rounds[-1].metrics["accuracy"]
     assert scenario.prometheus.value("changes(namespace:fl_coordinator_start_time_seconds:max[10m])") == 1

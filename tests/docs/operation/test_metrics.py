@@ -15,6 +15,7 @@ BASE_UNITS = {"seconds", "bytes", "rounds"}
 NOT_BASE = {"milliseconds", "ms", "minutes", "hours", "kilobytes", "megabytes", "mib", "percent", "ratio100"}
 KINDS: dict[str, ServerMetrics | ClientMetrics] = {
     "server": metrics.server_metrics(),
+    "worker": metrics.worker_metrics(),
     "client": ClientMetrics(),
 }
 each_registry = pytest.mark.parametrize("kind", KINDS)
