@@ -292,6 +292,7 @@ class DaemonEndpoint(Endpoint):
                 request.releases.held.add(model=model, version=version)
         request.tasks.extend(self._services.packages.offers())
         request.packages.extend(self._services.packages.names)
+        request.package_refusals.extend(self._services.packages.refusals())
         return self._services.policy.registration(request)
 
 

@@ -232,11 +232,12 @@ class NoSuchClient(ServerError):
 
 
 class NoSuchRelease(ServerError):
-    """No release of that model, or not of that version. Without a detail: its text is complete."""
+    """No release of that name, or not of that version. Without a detail: its text is complete."""
 
-    def __init__(self, model: str, version: int = 0) -> None:
-        which = f"version {version} of {short(model)!r}" if version else f"release of a model {short(model)!r}"
-        super().__init__(f"no {which}; `fl release list` shows those there are")
+    def __init__(self, name: str, version: int = 0, noun: str = "model") -> None:
+        which = f"version {version} of {short(name)!r}" if version else f"release of a {noun} {short(name)!r}"
+        command = "fl release" if noun == "model" else "fl packages"
+        super().__init__(f"no {which}; `{command} list` shows those there are")
 
 
 class WrongRelease(ServerError):

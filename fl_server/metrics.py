@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from fl_common.metrics import ANY, MetricFactory, Values, with_zeros
-from fl_server.rounds.releases import DeviceState
+from fl_server.rounds.releases import DeviceState, Kind
 from fl_server.rounds.state import Phase
 from protos.fl.v1.training_pb2 import RefusalReason
 from protos.wire import PROTOCOL_MAX
@@ -54,6 +54,8 @@ ENROLLMENTS = (
     "failed",
 )
 """Results of requests at `enroll_listen`; all but the first two got no certificate."""
+KINDS = tuple(kind.value for kind in Kind)
+"""What is released."""
 RELEASED = tuple(state.value for state in DeviceState)
 """What can become of a release on a device."""
 STALENESS = (0, 1, 2, 4, 8, 16)
@@ -118,10 +120,16 @@ class Metrics:
             "Clients that need attention: `fl clients list --attention` has the reasons and the commands.",
         )
         self.release_devices = factory.gauge(
-            "fl_release_devices", "Devices of the newest version of each model, by what became of it.", state=RELEASED
+            "fl_release_devices",
+            "Devices of the newest version of each model and package, by what became of it.",
+            kind=KINDS,
+            state=RELEASED,
         )
         self.releases_rolled_back = factory.counter(
-            "fl_releases_rolled_back", "Releases that were taken back, by who decided it.", by=("rule", "operator")
+            "fl_releases_rolled_back",
+            "Releases that were taken back, by who decided it.",
+            kind=KINDS,
+            by=("rule", "operator"),
         )
         self.quarantines = factory.counter("fl_quarantines", "Times that a client was quarantined.")
         self.reports_refused = factory.counter(

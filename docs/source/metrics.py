@@ -55,7 +55,7 @@ WORRY = {
     "fl_clients": "`suspect` jumps: a network fault. `present` falls: FlClientsGone.",
     "fl_clients_quarantined": "More than a few: a faulty release of the daemon, or an attack.",
     "fl_clients_need_attention": "Above 0: FlClientsNeedAttention.",
-    "fl_release_devices": "`failed` or `refused` above 0: `fl release show MODEL` has the reasons.",
+    "fl_release_devices": "`failed` or `refused` above 0: `fl release show` or `fl packages show` has the reasons.",
     "fl_releases_rolled_back_total": "`rule` grows: FlReleaseRolledBack.",
     "fl_quarantines_total": "It grows: `fl clients list` names the clients with refused updates, and the reasons.",
     "fl_identity_conflicts_total": "It grows: two daemons use one identity; the log names both addresses.",

@@ -143,6 +143,11 @@ class AssignmentExecutor:
         log.info("assignment", **key_fields(key), attempt=assignment.attempt, resources=len(assignment.resources))
         note_assigned(services.audit, assignment)
         trainer = services.trainer_of(assignment)
+        with services.packages.using(trainer):
+            await self._work_with(trainer, assignment)
+
+    async def _work_with(self, trainer: Trainer, assignment: training_pb2.Assignment) -> None:
+        services, key = self._services, key_of(assignment.key)
         check_assignment(assignment, services.limits, trainer.examples, trainer.own_batches)
         await services.policy.check_names(assignment)
         exchange, shard = trainer.exchange_of(assignment), ShardSize(trainer.examples, trainer.own_batches)
@@ -262,11 +267,15 @@ class AssignmentExecutor:
 
     async def evaluate(self, assignment: training_pb2.EvaluationAssignment) -> None:
         """Evaluate on this device's held-out examples, and report the metrics."""
-        services, key = self._services, key_of(assignment.key)
-        note_evaluation(services.audit, assignment)
+        note_evaluation(self._services.audit, assignment)
         check_evaluation(assignment)
-        await services.policy.check_evaluation(assignment)
-        trainer = services.trainer_of(assignment)
+        await self._services.policy.check_evaluation(assignment)
+        trainer = self._services.trainer_of(assignment)
+        with self._services.packages.using(trainer):
+            await self._evaluate_with(trainer, assignment)
+
+    async def _evaluate_with(self, trainer: Trainer, assignment: training_pb2.EvaluationAssignment) -> None:
+        services, key = self._services, key_of(assignment.key)
         trainer.check_task(assignment)
         self._show(key, "evaluating")
         state = None

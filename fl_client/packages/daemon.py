@@ -1,15 +1,19 @@
 """The packages of a running daemon: which ones are fetched, allowed, installed and started, and when that changes.
 
-The coordinator says which package of a name it has. The site's policy and the owner decide, and decide again when the
-policy file or an approval changes. Nothing else of what the coordinator sends is ever loaded.
+The coordinator says which package of a name this device should use. The site's policy and the owner decide, and decide
+again when the policy file or an approval changes. Nothing else of what the coordinator sends is ever loaded. A package
+that is refused or does not start leaves the one that runs where it is, and one that works is not replaced before its
+work is done. The next registration names what runs and what is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import structlog
@@ -77,10 +81,16 @@ class Packages:
         self._held = HeldPackages(config.state_dir)
         self._numbers = {served.package: number for number, served in enumerate(config.served) if served.package}
         self._wanted: dict[str, pb.PackageOffer] = {}
-        """What the coordinator has, by the name of the package."""
+        """What this device should use, by the name of the package."""
         self._running: dict[str, PackageTrainer] = {}
-        self._told: dict[str, str] = {}
-        """Why a package does not run, as it was logged last, by name."""
+        self._refused: dict[str, pb.PackageRefusal] = {}
+        """Why a package does not run, by name."""
+        self._differs = False
+        """Whether other packages are refused than the coordinator knows."""
+        self._ready: dict[str, PackageTrainer] = {}
+        """Processes of packages that take the place of the one that works, by name."""
+        self._at_work = Counter[Trainer | None]()
+        """How much work uses a trainer now."""
         self._known: dict[str, Manifest] = {}
         """Manifests that were read, by digest."""
         self._failed: dict[tuple[str, str], float] = {}
@@ -98,8 +108,25 @@ class Packages:
         """The tasks of the packages that run, for a registration."""
         return [trainer.local.offer() for trainer in self._running.values()]
 
+    def refusals(self) -> list[pb.PackageRefusal]:
+        """The packages that do not run although the coordinator offers them, for a registration."""
+        return list(self._refused.values())
+
+    @contextmanager
+    def using(self, trainer: Trainer) -> Iterator[None]:
+        """Work that needs a trainer: its package is not replaced meanwhile."""
+        self._at_work[trainer] += 1
+        try:
+            yield
+        finally:
+            self._at_work[trainer] -= 1
+            if not self._at_work[trainer]:
+                del self._at_work[trainer]
+            if isinstance(trainer, PackageTrainer):
+                self._work.set()
+
     def offered(self, offer: pb.PackageOffer) -> None:
-        """The coordinator says which package it has. One that no task of the settings names is ignored."""
+        """The coordinator says which package to use. One that no task of the settings names is ignored."""
         if offer.name in self._numbers:
             self._wanted[offer.name] = offer
             self._work.set()
@@ -127,46 +154,93 @@ class Packages:
                 for name in self.names:
                     await self._look_at(name)
                 self._begun.set()
+                if self._differs:
+                    self._differs = False
+                    self._changed.set()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._work.wait(), CHECK_S)
                 self._work.clear()
         finally:
-            for trainer in self._running.values():
+            for trainer in (*self._running.values(), *self._ready.values()):
                 trainer.close()
 
     async def _look_at(self, name: str) -> None:
-        """Let the package that should run run, and no other of its name."""
+        """Let the package that should run run, and no other of its name, as far as it is allowed."""
         running, digest = self._running.get(name), self._digest(name)
         loop = asyncio.get_running_loop()
-        if not digest or loop.time() < self._failed.get((name, digest), 0.0):
+        if loop.time() < self._failed.get((name, digest), 0.0):
+            await self._end_unless_allowed(name)
+            return
+        if not digest:
+            await self._use_none(name)
             return
         try:
             manifest = await self._manifest(name, digest)
             if running is not None and running.package.digest == manifest.digest:
                 await asyncio.to_thread(self._held.allow, manifest, self._policy.policy)
+                self._told(name, None)
                 return
             folder = await asyncio.to_thread(self._held.install, manifest, self._policy.policy)
-            package = Installed(manifest.digest, manifest.title, folder, self._numbers[name])
-            trainer = await asyncio.to_thread(PackageTrainer, self._config, package, self._device())
-            await asyncio.to_thread(self._held.set_current, manifest)
+            trainer = await self._started(name, manifest, folder)
         except PackageRefused as error:
-            self._stop(name)
-            self._tell(name, error.rule, str(error))
+            await self._end_unless_allowed(name, digest)
+            self._told(name, pb.PackageRefusal(name=name, digest=digest, rule=error.rule, detail=str(error)))
         except (StateError, OSError, ClientError) as error:
             self._failed[name, digest] = loop.time() + AGAIN_S
-            self._stop(name)
-            self._tell(name, "start", str(error))
+            await self._end_unless_allowed(name, digest)
+            self._told(name, pb.PackageRefusal(name=name, digest=digest, rule="start", detail=str(error)))
         else:
+            if trainer is None or self._at_work[running]:
+                await self._end_unless_allowed(name)  # the next look comes when its work is done
+                return
             self._stop(name)
-            self._running[name] = trainer
+            self._running[name] = self._ready.pop(name)
             self._trainers.append(trainer)
-            self._told.pop(name, None)
+            self._told(name, None)
             self._changed.set()
             self._audit.note("package_started", name, detail=manifest.title)
             log.info("package_started", package=name, version=manifest.version, digest=manifest.digest)
 
+    async def _started(self, name: str, manifest: Manifest, folder: Path) -> PackageTrainer | None:
+        """The process of a package that may run, once the one before it is idle; None as long as that works.
+
+        Raises StateError, OSError.
+        """
+        ready = self._ready.get(name)
+        if ready is not None and ready.package.digest != manifest.digest:
+            self._ready.pop(name).close()
+            ready = None
+        if ready is None and not self._at_work[self._running.get(name)]:
+            package = Installed(manifest.digest, manifest.title, folder, self._numbers[name])
+            ready = await asyncio.to_thread(PackageTrainer, self._config, package, self._device())
+            self._ready[name] = ready
+            await asyncio.to_thread(self._held.set_current, manifest)
+        return ready
+
+    async def _use_none(self, name: str) -> None:
+        """The coordinator has taken back the only package of a name, or has none."""
+        if name not in self._wanted or self._at_work[self._running.get(name)]:
+            await self._end_unless_allowed(name)
+            return
+        self._stop(name)
+        self._told(name, None)
+        await asyncio.to_thread(self._held.set_none, name)
+
+    async def _end_unless_allowed(self, name: str, refused: str = "") -> None:
+        """End the package that runs if it may not run any more. refused: the digest of one that may not."""
+        if (running := self._running.get(name)) is None:
+            return
+        try:
+            manifest = self._known.get(running.package.digest)
+            if manifest is not None and manifest.digest != refused:
+                await asyncio.to_thread(self._held.allow, manifest, self._policy.policy)
+                return
+        except (PackageRefused, OSError) as error:
+            log.info("package_not_allowed", package=name, reason=log_text(str(error)))
+        self._stop(name)
+
     def _digest(self, name: str) -> str:
-        """Digest of the package that the coordinator has, else of the one that ran last; empty if there is none."""
+        """Digest of the package that this device should use, else of the one that ran last; empty if there is none."""
         offer = self._wanted.get(name)
         return self._held.current(name) if offer is None else offer.digest
 
@@ -180,7 +254,9 @@ class Packages:
             found = await asyncio.to_thread(self._held.keep, await self._fetched(offer))
         if (found.name, found.digest) != (name, digest):
             raise PackageRefused("digest", f"expected {name} with {digest}, as the coordinator said", found)
-        self._known = {known: it for known, it in self._known.items() if it.name != name} | {digest: found}
+        runs = self._running[name].package.digest if name in self._running else ""
+        self._known = {it.digest: it for it in self._known.values() if it.name != name or it.digest == runs}
+        self._known[digest] = found
         return found
 
     async def _fetched(self, offer: pb.PackageOffer) -> bytes:
@@ -203,8 +279,14 @@ class Packages:
             self._changed.set()
             log.info("package_stopped", package=name, digest=trainer.package.digest)
 
-    def _tell(self, name: str, rule: str, why: str) -> None:
-        if self._told.get(name) != why:
-            self._told[name] = why
-            self._audit.note("package_refused", name, rule, why)
-            log.warning("package_refused", package=name, rule=rule, reason=log_text(why))
+    def _told(self, name: str, refusal: pb.PackageRefusal | None) -> None:
+        """Keep why a package does not run, for the log, the owner and the coordinator. None: nothing is refused."""
+        if self._refused.get(name) == refusal:
+            return
+        self._differs = True
+        if refusal is None:
+            del self._refused[name]
+            return
+        self._refused[name] = refusal
+        self._audit.note("package_refused", name, refusal.rule, refusal.detail)
+        log.warning("package_refused", package=name, rule=refusal.rule, reason=log_text(refusal.detail))

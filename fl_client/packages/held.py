@@ -69,6 +69,10 @@ class HeldPackages:
         """A package runs: after a restart it is started before this device takes work. Raises OSError."""
         write_whole(self._folder / f"{manifest.name}{_CURRENT}", [manifest.digest.encode()], durable=True)
 
+    def set_none(self, name: str) -> None:
+        """No package of this name runs any more. Raises OSError."""
+        (self._folder / f"{name}{_CURRENT}").unlink(missing_ok=True)
+
     def allow(self, manifest: Manifest, policy: Policy) -> None:
         """Raises PackageRefused unless the site's policy and the owner let a package run."""
         check_signers(manifest, policy.packages.signers)

@@ -164,14 +164,15 @@ class ModelCalls:
         parts = model_parts(file, release=release)
         return self._calls.upload("UploadModel", parts, admin_pb2.UploadModelResponse).initial_model
 
-    def list_releases(self, model: str = "") -> list[admin_pb2.ReleaseStatus]:
-        """The releases of a model, or of all, the newest first."""
-        pages = self._calls.pages(admin_pb2.ListReleasesRequest(model=model), admin_pb2.ListReleasesResponse)
+    def list_releases(self, model: str = "", kind: str = "model") -> list[admin_pb2.ReleaseStatus]:
+        """The releases of a model or package, or of all of a kind, the newest first."""
+        request = admin_pb2.ListReleasesRequest(model=model, kind=kind)
+        pages = self._calls.pages(request, admin_pb2.ListReleasesResponse)
         return [release for page in pages for release in page.releases]
 
-    def get_release(self, model: str, version: int = 0) -> admin_pb2.GetReleaseResponse:
-        """One release and all its devices. version: 0 for the newest."""
-        request = admin_pb2.GetReleaseRequest(model=model, version=version)
+    def get_release(self, model: str, version: int = 0, kind: str = "model") -> admin_pb2.GetReleaseResponse:
+        """One release of a model or package and all its devices. version: 0 for the newest."""
+        request = admin_pb2.GetReleaseRequest(model=model, version=version, kind=kind)
         first, *others = self._calls.pages(request, admin_pb2.GetReleaseResponse)
         for page in others:
             first.devices.extend(page.devices)

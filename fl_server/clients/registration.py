@@ -20,7 +20,7 @@ from fl_server.clients.attendance import Attendance
 from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.contested_identities import ContestedIdentities
 from fl_server.clients.sessions import Origin, Session, origin_of_call
-from fl_server.errors import Contested, InvalidInput, NoCommonProtocol, NotNow
+from fl_server.errors import Contested, InvalidInput, NoCommonProtocol, NotNow, one_line
 from fl_server.identity import caller, require_name
 from fl_server.settings.config import ServerConfig
 from fl_server.store.records import ClientRecord, HistoryRecord
@@ -38,9 +38,12 @@ MAX_ENTRIES = {
     "states": 1000,
     "held": 64,
     "packages": 64,
+    "package_refusals": 64,
 }
 MAX_MODELS = 64
 """Released models of one device."""
+MAX_DETAIL = 1000
+"""Characters of a reason; what is longer is cut."""
 MAX_CHARS = 256
 """Longest label, task name, device name and other text in a request."""
 _END_OF_TIME = 253_402_300_800 - 86_400
@@ -116,6 +119,8 @@ def check_availability(availability: pb.Availability) -> None:
 
 def _texts(request: pb.RegisterRequest) -> Iterator[tuple[str, str]]:
     yield from (("packages", name) for name in request.packages)
+    for refusal in request.package_refusals:
+        yield from (("package_refusals", text) for text in (refusal.name, refusal.digest, refusal.rule))
     yield from (("instance_id", request.instance_id), ("software", request.software))
     yield from (("device", request.device.kind), ("device", request.device.name))
     for name, value in request.labels.items():
@@ -171,6 +176,7 @@ def record_of(
             for offer in request.methods
         ],
         releases=request.HasField("releases"),
+        packages=tuple(request.packages),
     )  # fmt: skip
 
 
@@ -286,6 +292,9 @@ class Registration:
         known = self._records.find(client_id)
         session, older = self._sessions.open(client_id, origin)
         session.packages = frozenset(request.packages)
+        session.package_refusals = {
+            refusal.digest: (refusal.rule, one_line(refusal.detail, MAX_DETAIL)) for refusal in request.package_refusals
+        }
         session.releases = releases if request.HasField("releases") else None
         for digest in held:
             session.resource_sent(digest)

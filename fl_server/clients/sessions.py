@@ -112,6 +112,8 @@ class Session:
     """Whether it was closed, or fenced by a newer one."""
     packages: frozenset[str] = frozenset()
     """Names of the packages for which the device has data."""
+    package_refusals: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Rule and reason of each package that the device was offered and does not run, by digest."""
     releases: dict[str, int] | None = None
     """The version in use of each released model on the device, by name. None: its owner takes none."""
     sent: dict[bytes, None] = field(default_factory=dict)

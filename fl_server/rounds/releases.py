@@ -1,12 +1,13 @@
-"""Decides about one release: its devices, its stages, its way back. No I/O: an event goes in, a state and effects out.
+"""Decides about one release, a version of a model or of a package: its devices, its stages, its way back.
 
-A stage has a share of the devices that the release is for: the first of them in the order of a hash of model, version
-and name, so that every process draws the same ones. Who got a release stays in it. The last stage has all devices,
-also those that come later.
+No I/O: an event goes in, a state and effects out. A stage has a share of the devices that the release is for: the first
+of them in the order of a hash of its name, its version and theirs, so that every process draws the same ones. Who got a
+release stays in it. The last stage has all devices, also those that come later.
 
 A release is rolled back when more than a share of its devices refused it, failed, or measured a metric that fell by
 more than a limit against the version before. The denominator is all devices that it went to: a device that is off is
-neither good nor bad, and the order of reports does not matter.
+neither good nor bad, and the order of reports does not matter. A package is also rolled back when the share of work
+that fails with it is larger, by more than a limit, than with the version before it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,15 @@ from typing import Any
 ENOUGH = 0.5
 """Share of a stage's devices that must have reported before the next stage begins by itself."""
 EVERYBODY = 1.0
+LEAST_FAILED = 2
+"""Work that must have failed with a package before the shares are compared: one failure is no rate."""
+
+
+class Kind(StrEnum):
+    """What is released."""
+
+    MODEL = "model"
+    PACKAGE = "package"
 
 
 class DeviceState(StrEnum):
@@ -36,8 +46,8 @@ class DeviceState(StrEnum):
     RETURNED = "returned"
 
 
-_BAD = frozenset({DeviceState.REFUSED, DeviceState.FAILED})
-_DONE = _BAD | {DeviceState.EVALUATED, DeviceState.NOT_EVALUATED}
+BAD = frozenset({DeviceState.REFUSED, DeviceState.FAILED})
+_DONE = BAD | {DeviceState.EVALUATED, DeviceState.NOT_EVALUATED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,25 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """Work that has ended on some devices."""
+
+    ended: int = 0
+    failed: int = 0
+    """Those that failed, or whose update was refused."""
+    devices: int = 0
+    """The number of devices that have ended any, without those that refused the package."""
+
+    @property
+    def share(self) -> float:
+        """The share that failed; 0 without any."""
+        return self.failed / self.ended if self.ended else 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.ended + other.ended, self.failed + other.failed, self.devices + other.devices)
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """The rules by which a release goes on and back."""
 
@@ -70,6 +99,8 @@ class Rules:
     most_drop: float = 0.0
     """Largest loss of the metric on a device."""
     lower_is_better: bool = False
+    most_rise: float = 0.1
+    """Largest rise of the share of failed work, for packages."""
 
     def problem(self) -> str:
         """What is wrong with the rules; empty if nothing is."""
@@ -80,6 +111,8 @@ class Rules:
             return f"advance_after_s: expected seconds, got {self.advance_after_s}"
         if not 0 <= self.most_failed <= 1:
             return f"most_failed: expected a share from 0 to 1, got {self.most_failed}"
+        if not 0 <= self.most_rise <= 1:
+            return f"most_rise: expected a share from 0 to 1, got {self.most_rise}"
         if not 0 <= self.most_drop < math.inf:
             return f"most_drop: expected a number that is not negative, got {self.most_drop}"
         return "most_drop: expected a metric with it, got none" if self.most_drop and not self.metric else ""
@@ -96,9 +129,9 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One version of a model on its way to devices."""
+    """One version of a model or a package on its way to devices."""
 
-    model: str
+    name: str
     version: int
     rules: Rules
     share: float = 0.0
@@ -110,6 +143,9 @@ class Release:
     """Why it was rolled back."""
     devices: Mapping[str, Device] = field(default_factory=dict)
     """Those that it went to, by client id."""
+    kind: Kind = Kind.MODEL
+    work: Work = Work()
+    """What has ended with it, of a package. It is counted anew after a start."""
 
     @property
     def state(self) -> str:
@@ -123,7 +159,7 @@ class Release:
 
     def bad(self) -> int:
         """Devices that refused it, failed, or measured too large a loss."""
-        return sum(device.state in _BAD or self.rules.fell(device) for device in self.devices.values())
+        return sum(device.state in BAD or self.rules.fell(device) for device in self.devices.values())
 
 
 # Events.
@@ -181,7 +217,15 @@ class Ticked:
     now: float
 
 
-Event = StageOpened | DeviceCame | Reported | Returned | Forgotten | RollBack | Ticked
+@dataclass(frozen=True, slots=True)
+class WorkCounted:
+    """Work was counted. before: with the version before it; None: there is none."""
+
+    work: Work
+    before: Work | None
+
+
+Event = StageOpened | DeviceCame | Reported | Returned | Forgotten | RollBack | Ticked | WorkCounted
 
 
 # Effects, which are written together before anybody is told.
@@ -230,8 +274,12 @@ def _opened(release: Release, event: StageOpened) -> Step:
         return release, ()
     release = replace(release, share=event.share, stage_began=event.now)
     released, effects = _added(release, members(release, event.share, event.targets))
-    detail = f"{release.model} {release.version}: {share_text(event.share)}, {len(released.devices)} devices"
-    return released, (Changed("release_advanced", detail), *effects)
+    detail = f"{release.name} {release.version}: {share_text(event.share)}, {len(released.devices)} devices"
+    return released, (Changed(_event(release, "advanced"), detail), *effects)
+
+
+def _event(release: Release, what: str) -> str:
+    return f"{'package' if release.kind is Kind.PACKAGE else 'release'}_{what}"
 
 
 def members(release: Release, share: float, targets: Collection[str]) -> tuple[str, ...]:
@@ -283,9 +331,9 @@ def _forgotten(release: Release, event: Forgotten) -> Step:
 def _rolled_back(release: Release, event: RollBack) -> Step:
     if release.rolled_back:
         return release, ()
-    detail = f"{release.model} {release.version}: {event.reason}"
+    detail = f"{release.name} {release.version}: {event.reason}"
     back = replace(release, rolled_back=True, reason=event.reason)
-    return back, (Changed("release_rolled_back", detail), Tell(tuple(release.devices)))
+    return back, (Changed(_event(release, "rolled_back"), detail), Tell(tuple(release.devices)))
 
 
 def _ticked(release: Release, event: Ticked) -> Step:
@@ -293,9 +341,20 @@ def _ticked(release: Release, event: Ticked) -> Step:
     rules, share = release.rules, release.next_share
     if release.rolled_back or not rules.advance_after_s or share is None:
         return release, ()
-    done = sum(device.state in _DONE for device in release.devices.values())
+    done = release.work.devices + sum(device.state in _DONE for device in release.devices.values())
     due = event.now >= release.stage_began + rules.advance_after_s and done >= max(1, ENOUGH * len(release.devices))
     return release, (StageDue(share),) if due else ()
+
+
+def _counted(release: Release, event: WorkCounted) -> Step:
+    counted, work, before = replace(release, work=event.work), event.work, event.before
+    if release.rolled_back or before is None or work.failed < LEAST_FAILED:
+        return counted, ()
+    if work.share <= before.share + release.rules.most_rise:
+        return counted, ()
+    rose = f"rose by more than {share_text(release.rules.most_rise)}"
+    counts = f"{work.failed} of {work.ended}, with the version before {before.failed} of {before.ended}"
+    return _rolled_back(counted, RollBack(f"failed work {rose}: {counts}"))
 
 
 _RULES: Mapping[type[Any], Callable[[Release, Any], Step]] = {
@@ -306,13 +365,14 @@ _RULES: Mapping[type[Any], Callable[[Release, Any], Step]] = {
     Forgotten: _forgotten,
     RollBack: _rolled_back,
     Ticked: _ticked,
+    WorkCounted: _counted,
 }
 
 
 def wanted(releases: Iterable[Release], client: str, fits: Mapping[int, bool]) -> int:
-    """The version of a model that a device should use; 0: none.
+    """The version of a model or a package that a device should use; 0: none.
 
-    releases: of the model. fits: by version, whether the release is for this device.
+    releases: of one name. fits: by version, whether the release is for this device.
     """
     for release in sorted(releases, key=lambda release: -release.version):
         reached = client in release.devices or release.share == EVERYBODY
@@ -326,7 +386,7 @@ def _with(release: Release, client: str, device: Device) -> Release:
 
 
 def _hash(release: Release, client: str) -> bytes:
-    return hashlib.sha256(f"{release.model}\0{release.version}\0{client}".encode()).digest()
+    return hashlib.sha256(f"{release.name}\0{release.version}\0{client}".encode()).digest()
 
 
 def share_text(share: float) -> str:

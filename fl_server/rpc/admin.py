@@ -17,12 +17,11 @@ from fl_server.errors import InvalidInput, NotConfigured
 from fl_server.identity import ANYBODY, actor, caller
 from fl_server.rpc.access import methods_of, ordered, with_floor, with_owner
 from fl_server.rpc.clients import ClientCalls
-from fl_server.rpc.downloads import digest_in
 from fl_server.rpc.lists import HistoryCalls, ListCalls
 from fl_server.rpc.models import InitialModels, ModelExports
 from fl_server.rpc.overview import OverviewCalls
 from fl_server.rpc.releases import ReleaseCalls
-from fl_server.rpc.views import add_leadership, not_loaded_status, package_status, round_summary, run_status
+from fl_server.rpc.views import add_leadership, not_loaded_status, round_summary, run_status
 from fl_server.run.progress import Progress
 from fl_server.run.run import Run
 from fl_server.run_settings.spec import from_spec
@@ -153,19 +152,6 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, ReleaseC
     ) -> pb.UploadModelResponse:
         """Receive a model that a run of the caller may start from."""
         return pb.UploadModelResponse(initial_model=await self._initial_models.receive(aiter(request_iterator)))
-
-    async def AddPackage(self, request: pb.AddPackageRequest, context: Context) -> pb.AddPackageResponse:
-        """Offer an uploaded package to devices."""
-        digest = digest_in(request.digest, "digest")
-        upload = self._services.uploaded.path(str(caller.get()), digest, release=True)
-        packages = self._coordinator.packages
-        added = await packages.add(upload, digest)
-        return pb.AddPackageResponse(package=package_status(added, packages))
-
-    async def ListPackages(self, request: pb.ListPackagesRequest, context: Context) -> pb.ListPackagesResponse:
-        """All packages, the newest first."""
-        packages = self._coordinator.packages
-        return pb.ListPackagesResponse(packages=[package_status(each, packages) for each in packages.all()])
 
     async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIResponse:
         """The caller. One without an identity may call everything here, or would not have come this far."""

@@ -94,7 +94,7 @@ def _created_run(response: Any) -> str:
 
 
 def _added(response: Any) -> str:
-    return f"{response.package.name} {response.package.digest}"
+    return f"{response.release.model} {response.release.package.digest}"
 
 
 def _released(response: Any) -> str:
@@ -175,10 +175,9 @@ METHODS: Mapping[str, Method] = {
     "/fl.v1.Admin/ExportModel": _changing(_OPERATE, _RUN, "round"),
     "/fl.v1.Admin/UploadModel": Method(_OPERATE, _MODEL, Recorded(made=_field("initial_model"))),
     "/fl.v1.Admin/AddPackage": Method(_OPERATE, _ADMIN_CALL, Recorded(made=_added)),
-    "/fl.v1.Admin/ListPackages": _reading(),
     "/fl.v1.Admin/CreateRelease": Method(_OPERATE, _ADMIN_CALL, Recorded(details=("signer",), made=_released)),
-    "/fl.v1.Admin/AdvanceRelease": _changing(_OPERATE, _field("model"), "share"),
-    "/fl.v1.Admin/RollBackRelease": _changing(_OPERATE, _field("model"), "version", "reason"),
+    "/fl.v1.Admin/AdvanceRelease": _changing(_OPERATE, _field("model"), "kind", "share"),
+    "/fl.v1.Admin/RollBackRelease": _changing(_OPERATE, _field("model"), "kind", "version", "reason"),
     "/fl.v1.Admin/ListReleases": _reading(Recorded(changes=False, subject=_field("model"))),
     "/fl.v1.Admin/GetRelease": _reading(Recorded(changes=False, subject=_field("model"))),
     "/fl.v1.Admin/DrainClient": _changing(_OPERATE, _CLIENT_ID, "reason", "undo"),

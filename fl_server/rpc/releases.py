@@ -1,4 +1,4 @@
-"""Releases for operators and devices: messages into calls of `fl_server.runs.releases`, and back."""
+"""Releases of models and packages for operators and devices: messages into calls of `staging`, and back."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any
 
 import grpc.aio
 
+from fl_common.packages import Manifest
 from fl_common.released import Description, check_signature, parse_description
 from fl_common.signatures import WrongSignature
 from fl_server.errors import InvalidInput, NoSuchRelease, one_line
 from fl_server.identity import caller
 from fl_server.pages import Cursor, Entries, Position
-from fl_server.rounds.releases import Device, DeviceState, Release, Rules
+from fl_server.rounds.releases import Device, DeviceState, Kind, Release, Rules
 from fl_server.rpc.access import OperatorCalls, require_owner, sees
+from fl_server.rpc.downloads import digest_in
 from fl_server.run.evaluation_metrics import check_values
-from fl_server.runs.releases import Kept
+from fl_server.runs.staging import Kept, Staging
 from fl_server.store.database.ledger_releases import ReleaseRecord
 from fl_tasks.metrics import MAX_METRICS, wrong_name
 from protos.fl.v1 import admin_pb2 as pb
@@ -42,6 +44,7 @@ class ReleaseCalls(OperatorCalls):
         if newest := self._coordinator.releases.of(said.model):
             require_owner(newest[0].record.owner)  # a model's versions have one owner
         record = ReleaseRecord(
+            Kind.MODEL,
             said.model,
             said.version,
             said.run,
@@ -49,82 +52,126 @@ class ReleaseCalls(OperatorCalls):
             request.description,
             request.signature,
             request.signer,
+            bytes.fromhex(said.digest),
             time.time(),
-            {**asdict(rules), "stages": list(rules.stages)},
+            asdict(rules),
         )
-        upload = self._services.uploaded.path(str(caller.get()), bytes.fromhex(said.digest), release=True)
+        upload = self._services.uploaded.path(str(caller.get()), record.digest, release=True)
         kept = await self._coordinator.releases.create(record, upload)
-        return pb.CreateReleaseResponse(release=_status(kept.record, kept.release))
+        return pb.CreateReleaseResponse(release=self._release_status(kept.record, kept.release))
+
+    async def AddPackage(self, request: pb.AddPackageRequest, context: Context) -> pb.AddPackageResponse:
+        """Release a package that the caller has uploaded."""
+        digest = digest_in(request.digest, "digest")
+        rules = _rules(request.rules) if request.HasField("rules") else Rules()
+        if rules.metric:
+            raise InvalidInput("rules.metric", "no metric: devices do not evaluate a package", rules.metric)
+        upload = self._services.uploaded.path(str(caller.get()), digest, release=True)
+        kept = await self._coordinator.packages.create(upload, digest, rules)
+        return pb.AddPackageResponse(release=self._release_status(kept.record, kept.release))
 
     async def ListReleases(self, request: pb.ListReleasesRequest, context: Context) -> pb.ListReleasesResponse:
         """A page of releases, the newest first. Those that no device is sent any more come without their devices."""
-        cursor = Cursor.of_request(request, (float, str, int), "releases", request.model)
-        ledger, kept = self._services.ledger, self._coordinator.releases.all()
-        here = {(each.record.model, each.record.version): each for each in kept}
-        records = {
-            (record.created_at, record.model, record.version): record
-            for record in await ledger.do(ledger.store.releases)
-            if sees(record.owner) and request.model in {"", record.model}
-        }
+        cursor = Cursor.of_request(request, (float, str, str, int), "releases", request.model, request.kind)
+        ledger, records = self._services.ledger, dict[Position, ReleaseRecord]()
+        for kind in Kind if not request.kind else (self._staging(request.kind).kind,):
+            for record in await ledger.do(ledger.store.releases, kind):
+                if sees(record.owner) and request.model in {"", record.name}:
+                    records[record.created_at, kind.value, record.name, record.version] = record
 
         async def read(after: Position | None, count: int) -> Entries[pb.ReleaseStatus]:
             following = [key for key in sorted(records, reverse=True) if after is None or key < after]
-            return [(key, _shown(records[key], here.get(key[1:]))) for key in following[:count]]
+            return [(key, self._shown(records[key])) for key in following[:count]]
 
         page = await cursor.page(read)
         return pb.ListReleasesResponse(releases=page.entries, next_page_token=page.next_token)
 
     async def GetRelease(self, request: pb.GetReleaseRequest, context: Context) -> pb.GetReleaseResponse:
         """One release with a page of its devices."""
-        record, release = await self._release(request.model, request.version)
-        cursor = Cursor.of_request(request, (str,), "release", record.model, record.version)
+        record, release = await self._release(request.kind, request.model, request.version)
+        cursor = Cursor.of_request(request, (str,), "release", record.kind, record.name, record.version)
         ledger = self._services.ledger
 
         async def read(after: Position | None, count: int) -> Entries[pb.ReleaseDevice]:
             start = after[0] if after else ""
-            of = await ledger.do(ledger.store.release_devices, record.model, record.version, start, count)
+            of = await ledger.do(ledger.store.release_devices, record.kind, record.name, record.version, start, count)
             return [((client,), _device(release.rules, client, device)) for client, device in of.items()]
 
         page = await cursor.page(read)
         return pb.GetReleaseResponse(
-            release=_status(record, release), devices=page.entries, next_page_token=page.next_token
+            release=self._release_status(record, release), devices=page.entries, next_page_token=page.next_token
         )
 
     async def AdvanceRelease(self, request: pb.AdvanceReleaseRequest, context: Context) -> pb.AdvanceReleaseResponse:
         """Send a release to more devices."""
-        kept = self._to_change(request.model, 0)
+        staging = self._staging(request.kind)
+        kept = _to_change(staging, request.model, 0)
         share = request.share if request.HasField("share") else None
         if share is not None and not math.isfinite(share):
             raise InvalidInput("share", "a share of at most 1", share)
-        await self._coordinator.releases.advance(kept, share)
-        return pb.AdvanceReleaseResponse(release=_status(kept.record, kept.release))
+        await staging.advance(kept, share)
+        return pb.AdvanceReleaseResponse(release=self._release_status(kept.record, kept.release))
 
     async def RollBackRelease(self, request: pb.RollBackReleaseRequest, context: Context) -> pb.RollBackReleaseResponse:
         """Take a release back."""
-        kept = self._to_change(request.model, request.version)
-        await self._coordinator.releases.roll_back(kept, request.reason)
-        return pb.RollBackReleaseResponse(release=_status(kept.record, kept.release))
+        staging = self._staging(request.kind)
+        kept = _to_change(staging, request.model, request.version)
+        await staging.roll_back(kept, request.reason)
+        return pb.RollBackReleaseResponse(release=self._release_status(kept.record, kept.release))
 
-    def _to_change(self, model: str, version: int) -> Kept:
-        """A release that the caller may change. Raises NoSuchRelease, Forbidden."""
-        kept = self._coordinator.releases.find(model, version)
-        if not sees(kept.record.owner):
-            raise NoSuchRelease(model, version)
-        require_owner(kept.record.owner)
-        return kept
+    def _staging(self, kind: str) -> Staging[Any]:
+        """The releases of a kind. Raises InvalidInput."""
+        stagings: list[Staging[Any]] = [self._coordinator.releases, self._coordinator.packages]
+        if (found := next((each for each in stagings if each.kind.value == (kind or Kind.MODEL)), None)) is None:
+            raise InvalidInput("kind", " or ".join(Kind), repr(kind[:100]))
+        return found
 
-    async def _release(self, model: str, version: int) -> tuple[ReleaseRecord, Release]:
+    async def _release(self, kind: str, name: str, version: int) -> tuple[ReleaseRecord, Release]:
         """A release that the caller sees, also one that no device is sent any more. Raises NoSuchRelease."""
-        ledger = self._services.ledger
-        of = [record for record in await ledger.do(ledger.store.releases) if record.model == model]
+        ledger, staging = self._services.ledger, self._staging(kind)
+        of = [record for record in await ledger.do(ledger.store.releases, staging.kind) if record.name == name]
         found = [record for record in of if version in {0, record.version}]
         if not found or not sees(found[-1].owner):
-            raise NoSuchRelease(model, version)
-        record = found[-1]
-        for kept in self._coordinator.releases.of(model):
-            if kept.record.version == record.version:
-                return kept.record, kept.release
-        return record, record.release(await ledger.do(ledger.store.release_devices, model, record.version))
+            raise NoSuchRelease(name, version, staging.noun)
+        if (kept := staging.kept(name, found[-1].version)) is not None:
+            return kept.record, kept.release
+        devices = await ledger.do(ledger.store.release_devices, staging.kind, name, found[-1].version)
+        return found[-1], found[-1].release(devices)
+
+    def _shown(self, record: ReleaseRecord) -> pb.ReleaseStatus:
+        kept = self._staging(record.kind).kept(record.name, record.version)
+        if kept is None:
+            return self._release_status(record, record.release({}))
+        return self._release_status(kept.record, kept.release)
+
+    def _release_status(self, record: ReleaseRecord, release: Release) -> pb.ReleaseStatus:
+        """A release as operators see it."""
+        status = _any_status(record, release)
+        if record.kind is Kind.PACKAGE:
+            manifest = Manifest.model_validate_json(record.description)
+            wheels = [wheel.file for wheel in manifest.wheels]
+            facts = pb.PackageFacts(version=manifest.version, digest=manifest.digest, wheels=wheels)
+            status.size_bytes = manifest.size
+            if (kept := self._coordinator.packages.kept(record.name, record.version)) is not None:
+                work, before = self._coordinator.packages.counted(kept)
+                facts.work.CopyFrom(pb.PackageWork(ended=work.ended, failed=work.failed))
+                if before is not None:
+                    facts.work_before.CopyFrom(pb.PackageWork(ended=before.ended, failed=before.failed))
+            status.package.CopyFrom(facts)
+            return status
+        said = parse_description(record.description)
+        own = pb.ReleaseStatus(round=said.round, form=said.form, labels=said.labels, size_bytes=said.size)
+        status.MergeFrom(own)
+        return status
+
+
+def _to_change(staging: Staging[Any], name: str, version: int) -> Kept[Any]:
+    """A release that the caller may change. Raises NoSuchRelease, Forbidden."""
+    kept = staging.find(name, version)
+    if not sees(kept.record.owner):
+        raise NoSuchRelease(name, version, staging.noun)
+    require_owner(kept.record.owner)
+    return kept
 
 
 def _checked(request: pb.CreateReleaseRequest) -> Description:
@@ -147,8 +194,9 @@ def _rules(said: pb.ReleaseRules) -> Rules:
     if said.metric and (rule := wrong_name(said.metric)) is not None:
         raise InvalidInput("rules.metric", rule, repr(said.metric[:100]))
     rules = Rules(
-        tuple(said.stages), said.advance_after_s, said.most_failed, said.metric, said.most_drop, said.lower_is_better
-    )
+        tuple(said.stages), said.advance_after_s, said.most_failed, said.metric, said.most_drop, said.lower_is_better,
+        said.most_rise,
+    )  # fmt: skip
     if why := rules.problem():
         raise InvalidInput("rules", "usable rules", ValueError(why))
     return rules
@@ -170,25 +218,18 @@ def reported_device(said: coordinator_pb2.ReportReleaseRequest) -> Device:
     return Device(state, detail, examples, dict(said.metrics), dict(said.metrics_before), time.time())
 
 
-def _shown(record: ReleaseRecord, kept: Kept | None) -> pb.ReleaseStatus:
-    return _status(record, record.release({})) if kept is None else _status(kept.record, kept.release)
-
-
-def _status(record: ReleaseRecord, release: Release) -> pb.ReleaseStatus:
-    """A release as operators see it."""
-    said, rules = parse_description(record.description), release.rules
+def _any_status(record: ReleaseRecord, release: Release) -> pb.ReleaseStatus:
+    """What a release of any kind has."""
+    rules = release.rules
     status = pb.ReleaseStatus(
-        model=record.model,
+        kind=record.kind.value,
+        model=record.name,
         version=record.version,
         state=release.state,
         reason=release.reason,
         run_id=record.run_id,
-        round=said.round,
-        form=said.form,
-        labels=said.labels,
         signer=record.signer,
-        digest=said.digest,
-        size_bytes=said.size,
+        digest=record.digest.hex(),
         owner=record.owner,
         created=timestamp(record.created_at),
         rules=pb.ReleaseRules(
@@ -198,6 +239,7 @@ def _status(record: ReleaseRecord, release: Release) -> pb.ReleaseStatus:
             metric=rules.metric,
             most_drop=rules.most_drop,
             lower_is_better=rules.lower_is_better,
+            most_rise=rules.most_rise,
         ),
         share=release.share,
         stage_began=timestamp(release.stage_began or record.created_at),

@@ -52,6 +52,11 @@ MAX_FAILURES = 64
 """Most failures in one call."""
 MAX_CHARS = 1000
 """Characters of a failure's message that are used."""
+_OF_CODE = frozenset({
+    pb.FAILURE_REASON_UNSPECIFIED, pb.FAILURE_REASON_TASK_ERROR, pb.FAILURE_REASON_LAYOUT,
+    pb.FAILURE_REASON_NOT_FINITE, pb.FAILURE_REASON_RESOURCES,
+})  # fmt: skip
+"""Failures that count against the package of the task's code."""
 MAX_TYPE, MAX_PLACE = 100, 200
 """Characters of an error's type and place that are used."""
 
@@ -316,7 +321,8 @@ class Reports:
         wanted = evaluates or run.submissions.works(failure.key, client)
         if by_policy and wanted:  # a repeated report must not make the run check all clients
             await self._refused_by_policy(run, client, "evaluation" if evaluates else "training", why[:MAX_NOTE])
-        reason_here = Reason(words, "" if by_policy else _cause(failure), not_finite)
+        of_code = failure.reason in _OF_CODE
+        reason_here = Reason(words, "" if by_policy else _cause(failure), not_finite, of_code)
         works = await run.submissions.client_failed(failure.key, client, reason_here)
         if not (evaluates or works):
             late = run.submissions.refusal_for(failure.key, client) == RefusalReason.REFUSAL_REASON_LATE

@@ -22,7 +22,6 @@ from fl_server.run.totals import Share
 from fl_server.run_settings.privacy import hides_cohorts
 from fl_server.run_settings.spec import to_spec
 from fl_server.runs.attention import Need
-from fl_server.runs.packages import Package, Packages
 from fl_server.runs.table import NotLoaded
 from fl_server.store.client_work import ClientWork, EndedWork
 from fl_server.store.records import (
@@ -345,21 +344,6 @@ def _offer(kind: type[Offer], offer: Mapping[str, Any]) -> Offer:
     fingerprint = training_pb2.TaskFingerprint(version=offer["version"], source=offer["source"])
     named = {name: offer[name] for name in ("data", "labels", "package") if name in offer}
     return kind(name=offer["name"], fingerprint=fingerprint, **numbers, **named)
-
-
-def package_status(package: Package, packages: Packages) -> pb.PackageStatus:
-    """A package as operators see it."""
-    manifest = package.manifest
-    return pb.PackageStatus(
-        name=manifest.name,
-        version=manifest.version,
-        digest=manifest.digest,
-        signer=manifest.signer,
-        wheels=[wheel.file for wheel in manifest.wheels],
-        size_bytes=package.broadcast.resource.size_bytes,
-        current=packages.current()[manifest.name] is package,
-        devices=packages.devices(manifest.digest),
-    )
 
 
 def client_evaluation(answer: ClientEvaluation) -> pb.ClientEvaluation:

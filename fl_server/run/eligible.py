@@ -101,6 +101,13 @@ class EligibleClients:
         offer = offer_for(self.requires, self._context.fleet.records.find(client))
         return "" if offer is None else offer.get("data", "")
 
+    def package_of(self, client: str) -> str:
+        """Digest of the package that the client works with; empty for none, and where cohorts are hidden."""
+        if self._context.hides_cohorts:
+            return ""
+        offer = offer_for(self.requires, self._context.fleet.records.find(client))
+        return "" if offer is None else offer.get("package", "")
+
     def selection(self) -> Selection:
         """What the run asks of clients now, with those that it leaves out."""
         context = self._context

@@ -33,6 +33,8 @@ class Reason:
     """Type and place of the error, if the task's own code raised one."""
     not_finite: bool = False
     """Whether the client got a NaN or an infinity."""
+    of_code: bool = True
+    """Whether the task's code may be the cause: it counts against the package that it comes from."""
 
 
 class Failures:
@@ -89,7 +91,8 @@ class Failures:
             self._told.add(key)
             detail = f"round {failed.round}, {client}: {reason.why[:MAX_NOTE]}"
             line = HistoryRecord(failed.failed_at, "coordinator", "client_failed", failed.run_id, detail)
-        await self._keep(failed, line)
+        package = self._control.eligible.package_of(client) if reason.of_code else ""
+        await self._keep(failed, line, package)
         self._context.fleet.work.changed([client])
         self.latest = failed
         self._count_clients()
@@ -101,8 +104,8 @@ class Failures:
         )
         self.clients = max(len({record.client_id for record in in_round if record.failures}), int(latest is not None))
 
-    async def _keep(self, record: FailureRecord, line: HistoryRecord | None = None) -> None:
-        await self._control.write(self._context.store.put_failure, record, line)
+    async def _keep(self, record: FailureRecord, line: HistoryRecord | None = None, package: str = "") -> None:
+        await self._control.write(self._context.store.put_failure, record, line, package)
         self._records[record.exchange, record.client_id] = record
 
     async def count(self, client: str, reason: str) -> None:

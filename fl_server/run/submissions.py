@@ -167,15 +167,20 @@ class Submissions:
     async def _write_and_act(self, wanted: list[_Waiting]) -> None:
         context = self._context
         updates = [submitted.update for submitted in wanted]
-        count = context.fleet.quarantine.count_refusal
-        weighed = [Weighed(update, *count(update, context.place_of(update.round))) for update in updates]
+        count, package_of = context.fleet.quarantine.count_refusal, self._control.eligible.package_of
+        weighed = [
+            Weighed(update, *count(update, context.place_of(update.round)), package_of(update.client_id))
+            for update in updates
+        ]
         if len(weighed) == 1:
             verdicts = [await context.services.ledger.do(context.store.record_update, *weighed[0])]
         else:
             verdicts = await context.services.ledger.do(context.store.record_updates, weighed) if weighed else []
-        changed = [update.client_id for update, _, _ in weighed if not update.admitted or update.delta is not None]
-        context.fleet.work.changed(changed)
-        for submitted, (update, standing, why), verdict in zip(wanted, weighed, verdicts, strict=True):
+        changed = [
+            update for update, *_, package in weighed if not update.admitted or update.delta is not None or package
+        ]
+        context.fleet.work.changed([update.client_id for update in changed])
+        for submitted, (update, standing, why, _), verdict in zip(wanted, weighed, verdicts, strict=True):
             if standing is not None and verdict == update:
                 context.fleet.keep_refusals(standing, why)
             await self._act(verdict, update)
@@ -290,7 +295,9 @@ class Submissions:
         ]
         standings = [standing for standing, _ in weighed if standing is not None]
         quarantined = [why for _, why in weighed if why is not None]
-        await control.write(context.store.refuse_accepted, refused, standings, [*whys, *quarantined], command.round)
+        packages = {update.client_id: control.eligible.package_of(update.client_id) for update in refused}
+        lines = [*whys, *quarantined]
+        await control.write(context.store.refuse_accepted, refused, standings, lines, command.round, packages)
         fleet.work.changed([update.client_id for update in refused])
         for standing, why in weighed:
             if standing is not None:

@@ -74,6 +74,7 @@ class Coordinator(FleetListener):
         if self._retaining is not None:
             self._retaining.cancel()
         self.releases.close()
+        self.packages.close()
         await self._restoration.close()
         await self.deletions.close()
         await asyncio.gather(*(run.close() for run in self.table.loaded.values()))
@@ -176,6 +177,7 @@ class Coordinator(FleetListener):
             if reason in _PERMANENT and not run.ended and client_id in run.state.members:
                 run.post(ev.StatesLost(f"{client_id} was {reason}, and with it its state"))
         self.releases.client_gone(client_id, reason)
+        self.packages.client_gone(client_id, reason)
         if reason in _PERMANENT:
             self._services.io.submit(self._remove_unfinished, client_id)
 

@@ -1,144 +1,156 @@
-"""Packages of task code that operators have added: their files, and which one devices are offered.
+"""Packages of task code on their way to devices: what is particular to them among releases, see `staging`.
 
-    packages/000001.HEX.package     the number rises with each; HEX: BLAKE3-256 of the file
-
-The newest one of each name is offered to the devices whose settings name it. A file is here, and in the object store
-if there is one, before the first device hears of it, so a coordinator that was killed offers what it had. The
-coordinator checks what every device would refuse, and loads nothing of it.
+The coordinator checks what every device would refuse, and loads nothing of a package. A device says when it registers
+which packages it runs and which ones it refuses. Work is counted by package: a version with which more of it fails than
+with the version before is taken back.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
-import structlog
-
-from fl_common.files import fsync_path, make_folders
 from fl_common.packages import Manifest, PackageRefused, check_signers, check_wheels, unpack
-from fl_server.aggregation.outgoing import Broadcast, plain_broadcast
 from fl_server.errors import InvalidInput
 from fl_server.identity import actor
+from fl_server.rounds import releases as core
+from fl_server.rounds.releases import Device, DeviceState, Kind, Rules, Work
+from fl_server.runs.staging import Kept, Staging
 from fl_server.services import Services
-from fl_server.store.errors import StoreError
+from fl_server.store.database.ledger_releases import ReleaseRecord
 from fl_server.store.files import disk_errors
-from fl_server.store.records import HistoryRecord
+from fl_server.store.records import ClientRecord, HistoryRecord
+from fl_server.store.uploaded_models import PACKAGES
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.tensor_pb2 import RESOURCE_KIND_PACKAGE
 
-log = structlog.get_logger()
-
-FOLDER = "packages"
-_ENDING = ".package"
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """A package of the coordinator."""
-
-    number: int
-    manifest: Manifest
-    broadcast: Broadcast
-
-    @property
-    def offer(self) -> pb.AttendResponse:
-        """What devices are told."""
-        offer = pb.PackageOffer(name=self.manifest.name, digest=self.manifest.digest, resource=self.broadcast.resource)
-        return pb.AttendResponse(package=offer)
+_STATES = {
+    "approval": DeviceState.WAITING, "revoked": DeviceState.WAITING, "signers": DeviceState.WAITING,
+    "start": DeviceState.FAILED,
+}  # fmt: skip
+"""What becomes of a package on a device, by the rule of its refusal; by all other rules it is refused. What site and
+owner have not allowed says nothing of the package: one owner's decision takes it from no other device."""
 
 
-class Packages:
-    """All packages of one coordinator. Lives on the event loop; files in threads."""
+class Packages(Staging[Manifest]):
+    """The newest versions of all packages of one coordinator."""
+
+    kind, noun, resource = Kind.PACKAGE, "package", RESOURCE_KIND_PACKAGE
 
     def __init__(self, services: Services) -> None:
-        self._services, self._folder = services, services.config.state_dir / FOLDER
-        self._all: list[Package] = []
-        self._adding = asyncio.Lock()
+        super().__init__(services, PACKAGES)
 
-    async def start(self) -> None:
-        """Read the packages back."""
-        self._all = await self._services.in_io(self._read_all)
+    def fits(self, kept: Kept[Manifest], client: ClientRecord) -> bool:
+        """See Staging."""
+        return kept.record.name in client.packages and not client.banned
 
-    def all(self) -> list[Package]:
-        """The packages, the newest first."""
-        return self._all[::-1]
+    def _described(self, record: ReleaseRecord) -> Manifest:
+        return Manifest.model_validate_json(record.description)
 
-    def current(self) -> dict[str, Package]:
-        """The newest package of each name."""
-        return {package.manifest.name: package for package in self._all}
+    async def create(self, upload: Path, digest: bytes, rules: Rules) -> Kept[Manifest]:
+        """Release an uploaded package. Raises InvalidInput for one that devices refuse, WrongRelease, StoreError."""
+        try:
+            manifest, size = await self._services.in_io(_checked, upload, digest)
+        except PackageRefused as error:
+            raise InvalidInput("digest", "a package that devices accept", error) from error
+        now, newest = time.time(), self.of(manifest.name)
+        record = ReleaseRecord(
+            Kind.PACKAGE,
+            manifest.name,
+            newest[0].record.version + 1 if newest else 1,
+            "",
+            "",
+            manifest.model_dump_json().encode(),
+            bytes.fromhex(manifest.signature),
+            manifest.signer,
+            digest,
+            now,
+            asdict(rules),
+        )
+        why = HistoryRecord(now, actor(), "package_added", manifest.name, manifest.title)
+        return await self._add(record, upload, size, why)
 
-    def devices(self, digest: str) -> int:
-        """The number of devices that have registered a task from a package."""
-        records = self._services.fleet.records.in_memory().values()
-        return sum(any(offer.get("package") == digest for offer in record.tasks) for record in records)
-
-    def broadcast(self, digest: bytes) -> Broadcast | None:
-        """The file with this digest, for devices."""
-        return next((each.broadcast for each in self._all if each.broadcast.digest == digest), None)
-
-    async def add(self, upload: Path, digest: bytes) -> Package:
-        """Add an uploaded package, and offer it. Raises InvalidInput for one that devices refuse, StoreError."""
-        async with self._adding:
-            number = self._all[-1].number + 1 if self._all else 1
-            try:
-                package = await self._services.in_io(self._keep, upload, digest, number)
-            except PackageRefused as error:
-                raise InvalidInput("digest", "a package that devices accept", error) from error
-            manifest = package.manifest
-            why = HistoryRecord(time.time(), actor(), "package_added", manifest.name, manifest.title)
-            ledger = self._services.ledger
-            await ledger.do(ledger.store.add_history, why)
-            self._all.append(package)
-        log.info("package_added", package=manifest.name, version=manifest.version, digest=manifest.digest)
-        for client in self._services.fleet.attendance.present():
-            self._tell(client, package)
-        return package
+    # What devices do.
 
     def client_attached(self, client: str) -> None:
-        """A device has come: tell it which packages there are for it."""
-        for package in self.current().values():
-            self._tell(client, package)
+        """A device has come: note what it runs and refuses, and tell it which packages it should run."""
+        session = self._fleet.sessions.of(client)
+        if session is not None and session.packages and self._kept:
+            self._spawn(self._attached, client, sorted(session.packages & self.names()))
 
-    def _tell(self, client: str, package: Package) -> None:
-        session = self._services.fleet.sessions.of(client)
-        if session is not None and package.manifest.name in session.packages:
-            self._services.fleet.streams.push(client, package.offer)
+    async def _attached(self, client: str, names: Iterable[str]) -> None:
+        for name in names:
+            await self._came(client, name)
+            for kept in self.of(name):
+                await self._note(client, kept)
+            self._tell(client, name)
 
-    def _keep(self, upload: Path, digest: bytes, number: int) -> Package:
-        with disk_errors("read an uploaded package"):
-            if not upload.is_file():
-                raise PackageRefused("upload", f"expected an upload with the digest {digest.hex()}: send it again")
-            data = upload.read_bytes()
-        manifest, wheels = unpack(data)
-        check_signers(manifest, {manifest.signer, *(wheel.signer for wheel in manifest.wheels)})
-        check_wheels(manifest, wheels)
-        path = self._folder / f"{number:06}.{digest.hex()}{_ENDING}"
-        with disk_errors(f"keep the package {manifest.name}"):
-            make_folders(self._folder, durable=True)
-            fsync_path(upload)
-            upload.replace(path)
-            fsync_path(self._folder)
-        if self._services.files is not None:
-            self._services.files.put_files([path])
-        return self._package(number, data)
+    async def _note(self, client: str, kept: Kept[Manifest]) -> None:
+        """Note what the device has said of a package when it registered."""
+        session, digest = self._fleet.sessions.of(client), kept.description.digest
+        if session is None:
+            return
+        if digest in self._running(client):
+            await self._apply(kept, core.Reported(client, Device(DeviceState.INSTALLED, reported_at=time.time())))
+        elif (refusal := session.package_refusals.get(digest)) is not None:
+            state = _STATES.get(refusal[0], DeviceState.REFUSED)
+            await self._apply(kept, core.Reported(client, Device(state, refusal[1], reported_at=time.time())))
+        elif (device := kept.release.devices.get(client)) is not None and device.state not in core.BAD:
+            await self._apply(kept, core.Returned(client))
 
-    def _package(self, number: int, data: bytes) -> Package:
-        chunk_bytes = self._services.config.limits.chunk_bytes
-        return Package(number, unpack(data)[0], plain_broadcast(RESOURCE_KIND_PACKAGE, memoryview(data), chunk_bytes))
+    def _running(self, client: str) -> set[str]:
+        """Digests of the packages that the device runs."""
+        record = self._records.get(client)
+        return set() if record is None else {offer["package"] for offer in record.tasks if "package" in offer}
 
-    def _read_all(self) -> list[Package]:
-        files = self._services.files
-        for name in () if files is None else files.names(FOLDER):
-            path = self._folder.parent / name
-            if files is not None and not path.exists() and (stored := files.find(name)) is not None:
-                make_folders(path.parent, durable=True)
-                files.fetch(stored, path)
-        found = []
-        for path in sorted(self._folder.glob(f"*{_ENDING}")):
-            try:
-                found.append(self._package(int(path.name.partition(".")[0]), path.read_bytes()))
-            except (PackageRefused, ValueError, OSError, StoreError) as error:
-                log.error("package_not_readable", file=path.name, error=str(error))
-        return found
+    def _tell(self, client: str, name: str) -> None:
+        session = self._fleet.sessions.of(client)
+        if session is None or name not in session.packages:
+            return
+        offer = pb.PackageOffer(name=name)
+        if version := self.wanted(client, name):
+            kept = self._kept[name, version]
+            if kept.broadcast is None:
+                return
+            offer.digest = kept.description.digest
+            offer.resource.CopyFrom(kept.broadcast.resource)
+        elif self._running(client).isdisjoint(kept.description.digest for kept in self.of(name)):
+            return  # it runs none, or one that is not from here
+        self._fleet.streams.push(client, pb.AttendResponse(package=offer))
+
+    # What work shows.
+
+    def counted(self, kept: Kept[Manifest]) -> tuple[Work, Work | None]:
+        """Work with a package, of its devices; and with the version before it, of all devices. None: there is none."""
+        devices, digest = kept.release.devices, kept.description.digest
+        work = self._work(digest, (client for client, device in devices.items() if device.state not in core.BAD))
+        earlier = (other for other in self.of(kept.record.name) if other.record.version < kept.record.version)
+        before = next((other for other in earlier if not other.release.rolled_back), None)
+        return work, None if before is None else self._work(before.description.digest, self._records)
+
+    def _work(self, digest: str, clients: Iterable[str]) -> Work:
+        counts = (self._fleet.work.of(client).packages.get(digest) for client in clients)
+        return sum((Work(ended, failed, 1) for ended, failed in filter(None, counts)), Work())
+
+    def _ticks(self, kept: Kept[Manifest]) -> bool:
+        """The version that devices use, too: its work is compared also when all devices have it."""
+        used = next((other for other in self.of(kept.record.name) if not other.release.rolled_back), None)
+        return kept is used
+
+    async def _tick(self, kept: Kept[Manifest]) -> None:
+        await self._apply(kept, core.WorkCounted(*self.counted(kept)))
+        await super()._tick(kept)
+
+
+def _checked(upload: Path, digest: bytes) -> tuple[Manifest, int]:
+    """The manifest of an uploaded package that devices accept, and the size of its file. Raises PackageRefused."""
+    with disk_errors("read an uploaded package"):
+        if not upload.is_file():
+            raise PackageRefused("upload", f"expected an upload with the digest {digest.hex()}: send it again")
+        data = upload.read_bytes()
+    manifest, wheels = unpack(data)
+    check_signers(manifest, {manifest.signer, *(wheel.signer for wheel in manifest.wheels)})
+    check_wheels(manifest, wheels)
+    return manifest, len(data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from sys import intern
 from typing import Any, Literal, NamedTuple, Self
@@ -18,6 +18,8 @@ End = Literal["admitted", "refused", "failed", "lost"]
 """How an assignment ends by its client. One that the coordinator cancels is not counted."""
 NEWEST = 20
 """Newest assignments whose ends are kept, and newest rounds whose times are kept."""
+MOST_PACKAGES = 8
+"""Packages whose work is kept, the latest ones."""
 MOST_TEXT = 1000
 """Characters of a reason."""
 HIDDEN_RUN = "-"
@@ -75,6 +77,8 @@ class ClientWork:
     """What its data has spent by its latest admitted update with privacy of records, as it says; None: not shared."""
     delta: float | None = None
     """The delta of the epsilon."""
+    packages: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Work that has ended with each package, and how much of it failed or was refused, by digest."""
 
     @property
     def assignments(self) -> int:
@@ -114,6 +118,18 @@ class ClientWork:
             return replace(counted, last_failure=what)
         return replace(counted, last_refusal=what) if end == "refused" else counted
 
+    def with_package(self, package: str, *, ended: int = 1, failed: bool = False) -> ClientWork:
+        """Work with a package has ended. package: empty for none. ended: 0 for an update that is refused later on.
+
+        An update has ended the work when it comes, not when its round does: the device may have another package then.
+        """
+        if not package:
+            return self
+        before, bad = self.packages.get(package, (0, 0))
+        others = {name: counts for name, counts in self.packages.items() if name != package}
+        counted = [*others.items(), (package, (before + ended, bad + failed))]
+        return replace(self, packages=dict(counted[-MOST_PACKAGES:]))
+
     def in_round(self, updates: int, timing: Timing | None) -> ClientWork:
         """A round is committed. updates: those of the client that it accepted, one in each exchange."""
         end: End = "admitted"
@@ -146,6 +162,7 @@ class ClientWork:
         for name in ("last_failure", "last_refusal"):
             own[name] = EndedWork(*own[name]) if own.get(name) else None
         own["newest"] = tuple(map(intern, own.get("newest", ())))  # four words, and not a copy for each assignment
+        own["packages"] = {name: (ended, failed) for name, (ended, failed) in own.get("packages", {}).items()}
         own["timings"] = tuple(Timing(*timing) for timing in own.get("timings", ()))
         return cls(**own)
 

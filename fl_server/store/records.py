@@ -255,6 +255,8 @@ class ClientRecord:
     authorities, the fingerprints of those by which it checked the coordinator. None: it attended with none."""
     releases: bool = False
     """Whether its owner takes released models."""
+    packages: Sequence[str] = ()
+    """Names of the packages for which it has data."""
 
 
 def only_banned(client: ClientRecord) -> ClientRecord:
@@ -316,6 +318,8 @@ class Weighed(NamedTuple):
     quarantine: QuarantineRecord | None = None
     why: HistoryRecord | None = None
     """The row of history of a new quarantine."""
+    package: str = ""
+    """Digest of the package that the work was done with; empty for none, and where cohorts are hidden."""
 
 
 STAGES = ("tossing", "sharing", "collecting", "signing", "opening")

@@ -1,4 +1,4 @@
-"""Models that operators have sent and that a run may start from, until the run is created; and released models.
+"""Models that operators have sent and that a run may start from, until the run is created; and the bytes of releases.
 
     OWNER/HEX.safetensors     OWNER: digest of the operator's name; HEX: BLAKE3 of the file
     OWNER/HEX.bundle          the files of a release, until it is created
@@ -6,6 +6,7 @@
 A file is written under a temporary name, checked and renamed. It is kept for an hour; an operator has two at most.
 
     releases/HEX.bundle       HEX: BLAKE3 of the file; in the object store, too, if there is one
+    packages/HEX.bundle       the same of packages of task code
 
 A file is moved there before the ledger has its release, so a release always has its bytes. A file that no release
 needs is removed at a start.
@@ -39,8 +40,8 @@ BUNDLE = ".bundle"
 _PART = ".part-"
 _LONGEST_HEADER = 64 << 20
 """Bytes; a header of a thousand tensors has about 100,000."""
-RELEASES = "releases"
-"""The folder in the state directory."""
+RELEASES, PACKAGES = "releases", "packages"
+"""Folders in the state directory."""
 
 
 class WrongBytes(ValueError):
@@ -144,11 +145,11 @@ def _expire(folder: Path, most: int = MOST, but: str = "") -> None:
 
 
 class ReleaseFiles:
-    """The files of all releases. Blocking; raises StoreError, StoreFull and StoreUnavailable."""
+    """The files of all releases of a kind. Blocking; raises StoreError, StoreFull and StoreUnavailable."""
 
-    def __init__(self, state_dir: Path, files: StoredFiles | None) -> None:
+    def __init__(self, state_dir: Path, files: StoredFiles | None, folder: str = RELEASES) -> None:
         """files: the object store; None: the folder is all there is."""
-        self._folder, self._stored = state_dir / RELEASES, files
+        self._folder, self._stored = state_dir / folder, files
 
     def keep(self, upload: Path, digest: bytes) -> bool:
         """Keep an uploaded file, durably. Returns False if it is neither there nor here already."""
@@ -185,7 +186,7 @@ class ReleaseFiles:
             for path in here - wanted:
                 path.unlink() if path.is_file() else shutil.rmtree(path)
         if self._stored is not None:
-            for name in self._stored.names(RELEASES):
+            for name in self._stored.names(self._folder.name):
                 if self._folder.parent / name not in wanted:
                     self._stored.remove_file(name)
 

@@ -232,14 +232,14 @@ class Reader:
         """The entries of a run that its curves mark, in order. newest: the end of its history."""
         return await self._marked.of(run_id, newest)
 
-    async def releases(self, size: int, token: str = "", model: str = "") -> pb.ListReleasesResponse:
-        """A page of releases, the newest first. model: only of this one; "" for all."""
-        request = pb.ListReleasesRequest(page_size=size, page_token=token, model=model)
+    async def releases(self, size: int, token: str = "", model: str = "", kind: str = "") -> pb.ListReleasesResponse:
+        """A page of releases, the newest first. model, kind: only of this one; "" for all."""
+        request = pb.ListReleasesRequest(page_size=size, page_token=token, model=model, kind=kind)
         return await self._calls.call("ListReleases", request, pb.ListReleasesResponse, self._since)
 
-    async def release(self, model: str, version: int, devices: int) -> pb.GetReleaseResponse:
+    async def release(self, kind: str, model: str, version: int, devices: int) -> pb.GetReleaseResponse:
         """A release with its first devices. version: 0 for the newest. Raises NotFound."""
-        request = pb.GetReleaseRequest(model=model, version=version, page_size=devices)
+        request = pb.GetReleaseRequest(kind=kind, model=model, version=version, page_size=devices)
         return await self._calls.call("GetRelease", request, pb.GetReleaseResponse, self._since)
 
     async def who_am_i(self) -> pb.WhoAmIResponse:

@@ -1,6 +1,8 @@
-"""What the terminal and the page say of a release: its devices by state, its rules, its metric."""
+"""What the terminal and the page say of a release: its devices by state, its rules, its metric or failed work."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from fl_common.units import NOTHING
 from protos.fl.v1 import admin_pb2 as pb
@@ -27,11 +29,18 @@ def state_text(release: pb.ReleaseStatus) -> str:
 
 
 def metric_text(release: pb.ReleaseStatus) -> str:
-    """The metric's means: "accuracy 0.91 -> 0.93"."""
+    """The metric's means: "accuracy 0.91 -> 0.93"; of a package the failed work: "0 of 40 -> 3 of 12 failed"."""
+    if release.kind == "package":
+        return f"{_work(release, 'work_before', ' -> ')}{_work(release, 'work', ' failed')}" or NOTHING
     if not release.HasField("metric_now"):
         return NOTHING
     before = f"{release.metric_before:.4g} -> " if release.HasField("metric_before") else ""
     return f"{release.rules.metric} {before}{release.metric_now:.4g}"
+
+
+def _work(release: pb.ReleaseStatus, which: Literal["work", "work_before"], end: str) -> str:
+    work: pb.PackageWork = getattr(release.package, which)
+    return f"{work.failed:,} of {work.ended:,}{end}" if release.package.HasField(which) else ""
 
 
 def rules_text(release: pb.ReleaseStatus) -> str:
@@ -40,6 +49,8 @@ def rules_text(release: pb.ReleaseStatus) -> str:
     stages = ", ".join(map(share_text, rules.stages))
     on = f"by itself after {rules.advance_after_s:g} s" if rules.advance_after_s else "by hand"
     drop = f", or if {rules.metric} gets worse by more than {rules.most_drop:g} there" if rules.metric else ""
+    if release.kind == "package":
+        drop = f", or if more of its work fails than before, by more than {share_text(rules.most_rise)}"
     return f"stages {stages}, {on}; back if more than {share_text(rules.most_failed)} fail{drop}"
 
 
@@ -49,7 +60,9 @@ def labels_text(release: pb.ReleaseStatus) -> str:
 
 
 def round_text(release: pb.ReleaseStatus) -> str:
-    """Where it is from: "digits-1, round 12"."""
+    """Where it is from: "digits-1, round 12"; of a package what it is: "1.2, sha256:3f9a4c..."."""
+    if release.kind == "package":
+        return f"{release.package.version}, {release.package.digest}"
     where = f"round {release.round}" if release.HasField("round") else "first model"
     return f"{release.run_id}, {where}"
 

@@ -1,4 +1,4 @@
-"""Releases: all of them, the newest first, and for one model what became of its versions on each device."""
+"""Releases of models and packages, the newest first, and for one of them what became of it on each device."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def _bad(release: pb.ReleaseStatus) -> bool:
 
 
 async def _context(reader: Reader, params: Params) -> Context:
+    model, version, kind = params.text("model"), params.number("version"), params.text("kind")
     overview, page = await asyncio.gather(
-        reader.overview(RunsWanted(1)), reader.releases(_PAGE, params.text("page"), params.text("model"))
+        reader.overview(RunsWanted(1)), reader.releases(_PAGE, params.text("page"), model, kind)
     )
-    model, version = params.text("model"), params.number("version")
     return {
         "title": f"Releases of {model}" if model else "Releases",
         "overview": overview,
         "releases": [(release, tone_of(release)) for release in page.releases],
         "next_page": page.next_page_token,
-        "chosen": await reader.release(model, version, _DEVICES) if model else None,
+        "chosen": await reader.release(kind, model, version, _DEVICES) if model else None,
         "most_devices": _DEVICES,
         "params": params,
         "number": overview.history_number,

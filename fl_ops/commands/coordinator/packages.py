@@ -1,26 +1,28 @@
-"""`fl packages`: sign wheels of task code as a package, offer it to devices, list what is offered."""
+"""`fl packages`: sign wheels of task code as a package, release it to devices in stages, take it back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from blake3 import blake3
-from rich.table import Table
 
 from fl_common.command_help import Group, examples
 from fl_common.packages import PackageRefused, pack, unpack
 from fl_common.settings import SettingsError
 from fl_common.signatures import read_key
+from fl_ops.commands.coordinator.releases import Reason, Stage, StageFlags, Version, share_of
 from fl_ops.commands.options import Context, admin_command, command
 from fl_ops.errors import UsageError
 from fl_ops.render import output
+from fl_ops.render.releases import packages_table, release_details
 from protos.codec import digest_message
 from protos.fl.v1 import admin_pb2
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Packages of task code: signed wheels that devices may run.")
+KIND = "package"
+Name = Annotated[str, typer.Argument(metavar="PACKAGE", help="The package's name, as `fl packages list` shows it.")]
 
 
 @app.command(
@@ -54,10 +56,25 @@ def sign(
     output.show(facts, text, context.as_json)
 
 
-@app.command(**examples("fl packages add wounds-1.2.package"))
+@app.command(
+    **examples("fl packages add wounds-1.2.package", "fl packages add wounds-1.3.package --stage 10% --stage 50%")
+)
 @admin_command
-def add(context: Context, file: Annotated[Path, typer.Argument(metavar="FILE", help="Of `fl packages sign`.")]) -> None:
-    """Offer a package to the devices whose settings name it. It takes the place of the one of its name before."""
+def add(
+    context: Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Of `fl packages sign`.")],
+    by: StageFlags,
+    most_rise: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE",
+            help="Take it back if the share of work that fails is larger by more than this than with the one before.",
+        ),
+    ] = "10%",
+) -> None:
+    """Release a package to the devices whose settings name it, in place of the version before, and begin its stages."""
+    rules = by.staged()
+    rules.most_rise = share_of(most_rise, "--most-rise")
     try:
         digest = blake3(file.read_bytes()).digest()
         opened = file.open("rb")
@@ -65,23 +82,47 @@ def add(context: Context, file: Annotated[Path, typer.Argument(metavar="FILE", h
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     with opened, context.connect() as client:
         client.models.upload_model(opened, release=True)
-        request = admin_pb2.AddPackageRequest(digest=digest_message(digest))
-        added = client.call(request, admin_pb2.AddPackageResponse).package
-    output.show(added, lambda: _table([added]), context.as_json)
+        request = admin_pb2.AddPackageRequest(digest=digest_message(digest), rules=rules)
+        added = client.call(request, admin_pb2.AddPackageResponse).release
+    output.show(added, lambda: release_details(added), context.as_json)
 
 
 @app.command("list", **examples("fl packages list"))
 @admin_command
-def list_packages(context: Context) -> None:
-    """List the packages, the newest first, and how many devices run each."""
+def list_packages(
+    context: Context, name: Annotated[str, typer.Option(help="Only versions of this package.")] = ""
+) -> None:
+    """List the packages, the newest first, and what became of them on devices."""
     with context.connect() as client:
-        listed = client.call(admin_pb2.ListPackagesRequest(), admin_pb2.ListPackagesResponse).packages
-    output.show(list(listed), lambda: _table(listed), context.as_json)
+        listed = client.models.list_releases(name, KIND)
+    output.show(listed, lambda: packages_table(listed), context.as_json)
 
 
-def _table(packages: Iterable[admin_pb2.PackageStatus]) -> Table:
-    table = Table("Package", "Version", "Offered", "Devices", "Digest", "Signer")
-    for each in packages:
-        offered = "yes" if each.current else "no"
-        table.add_row(each.name, each.version, offered, f"{each.devices:,}", each.digest, each.signer)
-    return table
+@app.command(**examples("fl packages show wounds", "fl packages show wounds --version 2"))
+@admin_command
+def show(context: Context, name: Name, version: Version = 0) -> None:
+    """Show a version of a package, what became of it on each device, and how much work failed with it."""
+    with context.connect() as client:
+        response = client.models.get_release(name, version, KIND)
+    output.show(response, lambda: release_details(response.release, response.devices), context.as_json)
+
+
+@app.command(**examples("fl packages advance wounds", "fl packages advance wounds --stage 50%"))
+@admin_command
+def advance(context: Context, name: Name, stage: Stage = None) -> None:
+    """Send the newest version to more devices."""
+    share = None if stage is None else share_of(stage, "--stage")
+    with context.connect() as client:
+        request = admin_pb2.AdvanceReleaseRequest(model=name, share=share, kind=KIND)
+        release = client.call(request, admin_pb2.AdvanceReleaseResponse).release
+    output.show(release, lambda: release_details(release), context.as_json)
+
+
+@app.command(**examples("fl packages rollback wounds --reason 'too slow on old cameras'"))
+@admin_command
+def rollback(context: Context, name: Name, reason: Reason = "", version: Version = 0) -> None:
+    """Take a version back: its devices use the one before it."""
+    with context.connect() as client:
+        request = admin_pb2.RollBackReleaseRequest(model=name, version=version, reason=reason, kind=KIND)
+        release = client.call(request, admin_pb2.RollBackReleaseResponse).release
+    output.show(release, lambda: release_details(release), context.as_json)

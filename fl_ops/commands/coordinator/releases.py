@@ -40,6 +40,10 @@ app = typer.Typer(
 )
 Name = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name, as `fl release list` shows it.")]
 Version = Annotated[int, typer.Option(min=0, help="The version. 0: the newest.")]
+Stage = Annotated[
+    str | None, typer.Option(metavar="SHARE", help="Share of the devices. Without it that of the next stage.")
+]
+Reason = Annotated[str, typer.Option(help="Stored in the history, and shown in the list.")]
 
 
 def share_of(text: str, where: str) -> float:
@@ -111,8 +115,8 @@ class WhatFlags(FlagGroup):
 
 
 @dataclass(frozen=True)
-class RuleFlags(FlagGroup):
-    """The rules by which the release goes on and back."""
+class StageFlags(FlagGroup):
+    """The rules by which a release of any kind goes on and back."""
 
     stage: Annotated[
         list[str] | None,
@@ -131,6 +135,20 @@ class RuleFlags(FlagGroup):
     most_failed: Annotated[
         str, typer.Option(metavar="SHARE", help="Roll back if more of its devices refuse it, fail or get worse.")
     ] = "10%"
+
+    def staged(self) -> admin_pb2.ReleaseRules:
+        """The rules. Raises UsageError."""
+        return admin_pb2.ReleaseRules(
+            stages=sorted({*(share_of(text, "--stage") for text in self.stage or ()), 1.0}),
+            advance_after_s=self.advance_after,
+            most_failed=share_of(self.most_failed, "--most-failed"),
+        )
+
+
+@dataclass(frozen=True)
+class RuleFlags(StageFlags):
+    """The rules by which a released model goes on and back."""
+
     metric: Annotated[str, typer.Option(help="The metric of the task that must not get worse.")] = ""
     most_drop: Annotated[
         float, typer.Option(min=0, help="How much worse the metric may be than with the version before.")
@@ -139,16 +157,11 @@ class RuleFlags(FlagGroup):
 
     def rules(self, stop: admin_pb2.StopSpec) -> admin_pb2.ReleaseRules:
         """The rules. stop: of the run, which knows the direction of its metric. Raises UsageError."""
-        stages = sorted({*(share_of(text, "--stage") for text in self.stage or ()), 1.0})
+        rules = self.staged()
         lower = self.lower_is_better or (self.metric == (stop.metric or "loss") and stop.lower_is_better)
-        return admin_pb2.ReleaseRules(
-            stages=stages,
-            advance_after_s=self.advance_after,
-            most_failed=share_of(self.most_failed, "--most-failed"),
-            metric=self.metric,
-            most_drop=self.most_drop,
-            lower_is_better=lower or self.metric == "loss",
-        )
+        rules.metric, rules.most_drop = self.metric, self.most_drop
+        rules.lower_is_better = lower or self.metric == "loss"
+        return rules
 
 
 @app.command(
@@ -205,7 +218,7 @@ def create(
 def list_releases(
     context: Context, model: Annotated[str, typer.Option(help="Only releases of this model.")] = ""
 ) -> None:
-    """List all releases, the newest first."""
+    """List the released models, the newest first."""
     with context.connect() as client:
         releases = client.models.list_releases(model)
     output.show(releases, lambda: releases_table(releases), context.as_json)
@@ -222,13 +235,7 @@ def show(context: Context, model: Name, version: Version = 0) -> None:
 
 @app.command(**examples("fl release advance digits", "fl release advance digits --stage 50%"))
 @admin_command
-def advance(
-    context: Context,
-    model: Name,
-    stage: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="Share of the devices. Without it that of the next stage.")
-    ] = None,
-) -> None:
+def advance(context: Context, model: Name, stage: Stage = None) -> None:
     """Send the newest version to more devices."""
     share = None if stage is None else share_of(stage, "--stage")
     with context.connect() as client:
@@ -239,12 +246,7 @@ def advance(
 
 @app.command(**examples("fl release rollback digits --reason 'too slow on old cameras'"))
 @admin_command
-def rollback(
-    context: Context,
-    model: Name,
-    reason: Annotated[str, typer.Option(help="Stored in the history, and shown in the list.")] = "",
-    version: Version = 0,
-) -> None:
+def rollback(context: Context, model: Name, reason: Reason = "", version: Version = 0) -> None:
     """Take a version back: its devices use the one before it."""
     with context.connect() as client:
         request = admin_pb2.RollBackReleaseRequest(model=model, version=version, reason=reason)

@@ -1,4 +1,4 @@
-"""Released models in the ledger: each version with what was signed, and what became of it on each device."""
+"""Released models and packages in the ledger: each version with what was signed, and what became of it on devices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import update as change
 
-from fl_server.rounds.releases import Device, DeviceState, Release, Rules
+from fl_server.rounds.releases import Device, DeviceState, Kind, Release, Rules
 from fl_server.store.database.schema import JsonText, Words, metadata
 from fl_server.store.database.transactions import Transactions, write_history
 from fl_server.store.records import HistoryRecord
@@ -30,13 +30,15 @@ from fl_server.store.records import HistoryRecord
 releases = Table(
     "releases",
     metadata,
-    Column("model", String(64), primary_key=True),
+    Column("kind", String(8), primary_key=True),
+    Column("name", String(64), primary_key=True),
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("run_id", String(64), nullable=False),
     Column("owner", Words, nullable=False),
     Column("description", LargeBinary, nullable=False),
     Column("signature", LargeBinary, nullable=False),
     Column("signer", String(80), nullable=False),
+    Column("digest", LargeBinary, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("rules", JsonText, nullable=False),
     Column("share", Double, nullable=False),
@@ -49,7 +51,8 @@ releases = Table(
 release_devices = Table(
     "release_devices",
     metadata,
-    Column("model", String(64), primary_key=True),
+    Column("kind", String(8), primary_key=True),
+    Column("name", String(64), primary_key=True),
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("client_id", String(64), primary_key=True),
     Column("state", String(16), nullable=False),
@@ -58,7 +61,7 @@ release_devices = Table(
     Column("metrics", JsonText, nullable=False),
     Column("before", JsonText, nullable=False),
     Column("reported_at", Double),
-    ForeignKeyConstraint(["model", "version"], ["releases.model", "releases.version"]),
+    ForeignKeyConstraint(["kind", "name", "version"], ["releases.kind", "releases.name", "releases.version"]),
 )
 _CHANGING = ("share", "stage_began", "rolled_back", "reason")
 _AT_ONCE = 500
@@ -66,17 +69,21 @@ _AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRecord:
-    """One version of a released model, without its devices."""
+    """One version of a released model or package, without its devices."""
 
-    model: str
+    kind: Kind
+    name: str
     version: int
     run_id: str
+    """Empty for a package."""
     owner: str
     """The operator that the run belonged to; empty for nobody."""
     description: bytes
-    """What was signed: `fl_common.released.Description`."""
+    """What was signed: `fl_common.released.Description`, or the manifest of a package."""
     signature: bytes
     signer: str
+    digest: bytes
+    """BLAKE3-256 of its bytes."""
     created_at: float
     rules: Mapping[str, Any]
     """The fields of `Rules`."""
@@ -88,8 +95,8 @@ class ReleaseRecord:
     def release(self, devices: Mapping[str, Device]) -> Release:
         """The release as the core knows it."""
         rules = Rules(**{**self.rules, "stages": tuple(self.rules["stages"])})
-        return Release(self.model, self.version, rules, self.share, self.stage_began, self.rolled_back, self.reason,
-                       devices)  # fmt: skip
+        return Release(self.name, self.version, rules, self.share, self.stage_began, self.rolled_back, self.reason,
+                       devices, self.kind)  # fmt: skip
 
 
 class ReleaseLedger(Transactions):
@@ -97,15 +104,15 @@ class ReleaseLedger(Transactions):
 
     def add_release(self, record: ReleaseRecord, why: HistoryRecord) -> None:
         """Add a release, which has no devices yet. Raises StoreError if there is this version."""
-        with self._transaction(f"add release {record.version} of {record.model!r}", fsynced=True) as db:
+        with self._transaction(f"add release {record.version} of {record.name!r}", fsynced=True) as db:
             db.execute(insert(releases), {field.name: getattr(record, field.name) for field in fields(record)})
             write_history(db, why)
 
     def save_release(self, release: Release, clients: Iterable[str], whys: Iterable[HistoryRecord]) -> None:
         """Write a release, those of its devices that have changed, and the history, in one transaction."""
-        key = {"model": release.model, "version": release.version}
+        key = {"kind": release.kind, "name": release.name, "version": release.version}
         rows = [_device_row(key, client, release.devices[client]) for client in clients if client in release.devices]
-        doing, why = f"write release {release.version} of {release.model!r}", list(whys)
+        doing, why = f"write release {release.version} of {release.name!r}", list(whys)
         with self._transaction(doing, fsynced=bool(why)) as db:
             values = {name: getattr(release, name) for name in _CHANGING}
             db.execute(change(releases).filter_by(**key).values(values))
@@ -116,15 +123,18 @@ class ReleaseLedger(Transactions):
                 db.execute(insert(release_devices), some)
             write_history(db, *why)
 
-    def releases(self) -> list[ReleaseRecord]:
-        """All releases, the oldest first."""
-        query = select(releases).order_by(releases.c.created_at, releases.c.model, releases.c.version)
-        return [ReleaseRecord(**row) for row in self._read("releases", query)]
+    def releases(self, kind: Kind) -> list[ReleaseRecord]:
+        """All releases of a kind, the oldest first."""
+        query = select(releases).filter_by(kind=kind)
+        query = query.order_by(releases.c.created_at, releases.c.name, releases.c.version)
+        return [ReleaseRecord(**{**row, "kind": kind}) for row in self._read("releases", query)]
 
-    def release_devices(self, model: str, version: int, after: str = "", limit: int = 1 << 30) -> dict[str, Device]:
+    def release_devices(
+        self, kind: Kind, name: str, version: int, after: str = "", limit: int = 1 << 30
+    ) -> dict[str, Device]:
         """At most `limit` devices of a release, in the order of id bytes, after a client."""
         client_id = release_devices.c.client_id.collate(self._byte_order)
-        query = select(release_devices).filter_by(model=model, version=version).where(client_id > after)
+        query = select(release_devices).filter_by(kind=kind, name=name, version=version).where(client_id > after)
         rows = self._read("the devices of a release", query.order_by(client_id).limit(limit))
         return {row["client_id"]: _device(row) for row in rows}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select
 from sqlalchemy import update as change
@@ -101,14 +102,19 @@ class RoundLedger(Transactions):
                 db.execute(change(schema.attempts).filter_by(**key).values(seconds_left=left))
 
     def record_update(
-        self, update: UpdateRecord, quarantine: QuarantineRecord | None = None, why: HistoryRecord | None = None
+        self,
+        update: UpdateRecord,
+        quarantine: QuarantineRecord | None = None,
+        why: HistoryRecord | None = None,
+        package: str = "",
     ) -> UpdateRecord:
         """Write the first verdict on an update and return it; a later one changes nothing and returns the first.
 
-        A refusal is counted in the client's work. quarantine: replaces the record of a known client.
+        A refusal, and work with a package, is counted in the client's work. quarantine: replaces the record of a known
+        client. package: see `Weighed`.
         """
         with self._transaction(f"record the update of {update.client_id!r} in run {update.run_id!r}") as db:
-            return _recorded(db, [Weighed(update, quarantine, why)])[0]
+            return _recorded(db, [Weighed(update, quarantine, why, package)])[0]
 
     def record_updates(self, verdicts: Sequence[Weighed]) -> list[UpdateRecord]:
         """`record_update` for several updates, in one transaction. Returns the verdicts that stand, in order."""
@@ -152,12 +158,13 @@ class RoundLedger(Transactions):
         quarantines: Sequence[QuarantineRecord],
         whys: Sequence[HistoryRecord],
         round: int | None = None,
+        packages: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Refuse accepted updates of one exchange, and remove its accepted list, in one transaction.
 
         The clients' counters and quarantine records change as in `record_update`. refused: the new records. round: that
-        of the list, if the updates may be of earlier rounds. The same call again changes nothing; a committed round is
-        a StoreError.
+        of the list, if the updates may be of earlier rounds. packages: by client. The same call again changes nothing;
+        a committed round is a StoreError.
         """
         first = refused[0]
         round = first.round if round is None else round
@@ -171,20 +178,25 @@ class RoundLedger(Transactions):
                 key = {name: getattr(update, name) for name in ("run_id", "round", "exchange", "client_id")}
                 db.execute(change(schema.updates).filter_by(**key).values(to_row(update)))
             hidden = hides_cohorts(db, first.run_id)
-            count_work(db, {update.client_id: _as_refused(update, hidden=hidden) for update in refused})
+            later = {update.client_id: _as_refused(update, packages.get(update.client_id, ""), hidden=hidden, ended=0)
+                     for update in refused}  # fmt: skip
+            count_work(db, later)
             for quarantine in quarantines:
                 replace_quarantine_record(db, quarantine, None)
             for why in whys:
                 write_history(db, why)
 
-    def put_failure(self, failure: FailureRecord, why: HistoryRecord | None = None) -> None:
-        """Replace what is known of failed work. One more failure is counted in the client's work."""
+    def put_failure(self, failure: FailureRecord, why: HistoryRecord | None = None, package: str = "") -> None:
+        """Replace what is known of failed work. One more failure is counted in the client's work.
+
+        package: that may have made the work fail; empty for none.
+        """
         key = {name: getattr(failure, name) for name in ("run_id", "round", "exchange", "client_id")}
         with self._transaction(f"write the failure of {failure.client_id!r} in run {failure.run_id!r}") as db:
             before = find(db, schema.failures, **key)
             if failure.failures > (0 if before is None else before["failures"]):
                 hidden = hides_cohorts(db, failure.run_id)
-                count_work(db, {failure.client_id: _as_failed(failure, hidden=hidden)})
+                count_work(db, {failure.client_id: _as_failed(failure, package, hidden=hidden)})
             db.execute(delete(schema.failures).filter_by(**key))
             db.execute(insert(schema.failures), to_row(failure))
             write_history(db, why)
@@ -313,31 +325,35 @@ def _recorded(db: Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]
     # A list of rows is one statement; an empty one would be a row of defaults.
     if fresh:
         db.execute(insert(schema.updates), [to_row(verdict.update) for verdict in fresh])
-    if refused := [update for update, _, _ in fresh if not update.admitted]:
-        hidden = hides_cohorts(db, refused[0].run_id)
-        count_work(db, {update.client_id: _as_refused(update, hidden=hidden) for update in refused})
-    count_work(db, {update.client_id: stated for update, _, _ in fresh if (stated := _as_stated(update)) is not None})
-    for _, quarantine, why in fresh:
+    refused = [verdict.update for verdict in fresh if not verdict.update.admitted]
+    hidden = bool(refused) and hides_cohorts(db, refused[0].run_id)
+    events = {verdict.update.client_id: _as_decided(verdict, hidden=hidden) for verdict in fresh}
+    count_work(db, {client: event for client, event in events.items() if event is not None})
+    for _, quarantine, why, _ in fresh:
         replace_quarantine_record(db, quarantine, why)
     return [known[_key(verdict.update)] for verdict in verdicts]
 
 
-def _as_stated(update: UpdateRecord) -> Counted | None:
-    """What an admitted update says of its client's data; None for an update without privacy of records."""
-    if not update.admitted or update.delta is None:
-        return None
-    epsilon, delta = update.epsilon, update.delta
-    return lambda work: work.stating(epsilon, delta)
+def _as_decided(verdict: Weighed, *, hidden: bool) -> Counted | None:
+    """What a verdict counts: a refusal, work with a package, what its client's data has spent; None for nothing."""
+    update, package = verdict.update, verdict.package
+    if not update.admitted:
+        return _as_refused(update, package, hidden=hidden)
+    if (delta := update.delta) is not None:
+        return lambda work: work.stating(update.epsilon, delta).with_package(package)
+    return (lambda work: work.with_package(package)) if package else None
 
 
-def _as_refused(update: UpdateRecord, *, hidden: bool) -> Counted:
+def _as_refused(update: UpdateRecord, package: str, *, hidden: bool, ended: int = 1) -> Counted:
     what = EndedWork(update.run_id, update.round, update.refused_for, update.detail, update.received_at)
-    return lambda work: work.ended("refused", what.of_hidden_run() if hidden else what)
+    shown = what.of_hidden_run() if hidden else what
+    return lambda work: work.ended("refused", shown).with_package(package, ended=ended, failed=True)
 
 
-def _as_failed(failure: FailureRecord, *, hidden: bool) -> Counted:
+def _as_failed(failure: FailureRecord, package: str, *, hidden: bool) -> Counted:
     what = EndedWork(failure.run_id, failure.round, failure.cause, failure.detail, failure.failed_at)
-    return lambda work: work.ended("failed", what.of_hidden_run() if hidden else what)
+    shown = what.of_hidden_run() if hidden else what
+    return lambda work: work.ended("failed", shown).with_package(package, failed=True)
 
 
 def _known(db: Connection, updates: Sequence[UpdateRecord]) -> dict[tuple[object, ...], UpdateRecord]:

@@ -294,6 +294,7 @@ clients = Table(
     Column("enrolled", JsonText),
     Column("certificate", JsonText),
     Column("releases", Boolean, nullable=False),
+    Column("packages", JsonText, nullable=False),
 )
 
 quarantines = Table(

@@ -113,7 +113,8 @@ def update_of(row: Row) -> UpdateRecord:
 def client_of(row: Row) -> ClientRecord:
     """Row of `clients` -> record."""
     work = ClientWork.of(row["work"])
-    return ClientRecord(**{**row, "tasks": tuple(row["tasks"]), "methods": tuple(row["methods"]), "work": work})
+    lists = {name: tuple(row[name]) for name in ("tasks", "methods", "packages")}
+    return ClientRecord(**{**row, **lists, "work": work})
 
 
 def history_of(row: Row) -> HistoryRecord:
@@ -186,6 +187,8 @@ _CHANGE_WORK = change(schema.clients).where(schema.clients.c.client_id == bindpa
 
 def count_work(db: Connection, events: Mapping[str, Counted]) -> None:
     """Count what happened to the work of clients, by client. Forgotten clients are ignored."""
+    if not events:
+        return
     known = db.execute(_WORK, {"ids": list(events)}).all()
     changed = [{"of": client, "new": events[client](ClientWork.of(work)).to_values()} for client, work in known]
     if changed:

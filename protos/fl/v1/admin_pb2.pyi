@@ -1762,23 +1762,47 @@ class ListAuditResponse(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ..., next_page_token: _Optional[str] = ..., head_number: _Optional[int] = ..., head_hash: _Optional[bytes] = ...) -> None: ...
 
 class ReleaseRules(_message.Message):
-    __slots__ = ("stages", "advance_after_s", "most_failed", "metric", "most_drop", "lower_is_better")
+    __slots__ = ("stages", "advance_after_s", "most_failed", "metric", "most_drop", "lower_is_better", "most_rise")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ADVANCE_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     MOST_FAILED_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
     MOST_DROP_FIELD_NUMBER: _ClassVar[int]
     LOWER_IS_BETTER_FIELD_NUMBER: _ClassVar[int]
+    MOST_RISE_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedScalarFieldContainer[float]
     advance_after_s: float
     most_failed: float
     metric: str
     most_drop: float
     lower_is_better: bool
-    def __init__(self, stages: _Optional[_Iterable[float]] = ..., advance_after_s: _Optional[float] = ..., most_failed: _Optional[float] = ..., metric: _Optional[str] = ..., most_drop: _Optional[float] = ..., lower_is_better: _Optional[bool] = ...) -> None: ...
+    most_rise: float
+    def __init__(self, stages: _Optional[_Iterable[float]] = ..., advance_after_s: _Optional[float] = ..., most_failed: _Optional[float] = ..., metric: _Optional[str] = ..., most_drop: _Optional[float] = ..., lower_is_better: _Optional[bool] = ..., most_rise: _Optional[float] = ...) -> None: ...
+
+class PackageWork(_message.Message):
+    __slots__ = ("ended", "failed")
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    ended: int
+    failed: int
+    def __init__(self, ended: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+
+class PackageFacts(_message.Message):
+    __slots__ = ("version", "digest", "wheels", "work", "work_before")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WHEELS_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    WORK_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    digest: str
+    wheels: _containers.RepeatedScalarFieldContainer[str]
+    work: PackageWork
+    work_before: PackageWork
+    def __init__(self, version: _Optional[str] = ..., digest: _Optional[str] = ..., wheels: _Optional[_Iterable[str]] = ..., work: _Optional[_Union[PackageWork, _Mapping]] = ..., work_before: _Optional[_Union[PackageWork, _Mapping]] = ...) -> None: ...
 
 class ReleaseStatus(_message.Message):
-    __slots__ = ("model", "version", "state", "reason", "run_id", "round", "form", "labels", "signer", "digest", "size_bytes", "owner", "created", "rules", "share", "stage_began", "devices", "fell", "metric_before", "metric_now")
+    __slots__ = ("model", "version", "state", "reason", "run_id", "round", "form", "labels", "signer", "digest", "size_bytes", "owner", "created", "rules", "share", "stage_began", "devices", "fell", "metric_before", "metric_now", "kind", "package")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1813,6 +1837,8 @@ class ReleaseStatus(_message.Message):
     FELL_FIELD_NUMBER: _ClassVar[int]
     METRIC_BEFORE_FIELD_NUMBER: _ClassVar[int]
     METRIC_NOW_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PACKAGE_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: int
     state: str
@@ -1833,7 +1859,9 @@ class ReleaseStatus(_message.Message):
     fell: int
     metric_before: float
     metric_now: float
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., run_id: _Optional[str] = ..., round: _Optional[int] = ..., form: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., signer: _Optional[str] = ..., digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., owner: _Optional[str] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rules: _Optional[_Union[ReleaseRules, _Mapping]] = ..., share: _Optional[float] = ..., stage_began: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., devices: _Optional[_Mapping[str, int]] = ..., fell: _Optional[int] = ..., metric_before: _Optional[float] = ..., metric_now: _Optional[float] = ...) -> None: ...
+    kind: str
+    package: PackageFacts
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., run_id: _Optional[str] = ..., round: _Optional[int] = ..., form: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., signer: _Optional[str] = ..., digest: _Optional[str] = ..., size_bytes: _Optional[int] = ..., owner: _Optional[str] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rules: _Optional[_Union[ReleaseRules, _Mapping]] = ..., share: _Optional[float] = ..., stage_began: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., devices: _Optional[_Mapping[str, int]] = ..., fell: _Optional[int] = ..., metric_before: _Optional[float] = ..., metric_now: _Optional[float] = ..., kind: _Optional[str] = ..., package: _Optional[_Union[PackageFacts, _Mapping]] = ...) -> None: ...
 
 class ReleaseDevice(_message.Message):
     __slots__ = ("client_id", "state", "detail", "num_examples", "metrics", "metrics_before", "reported", "fell")
@@ -1888,14 +1916,16 @@ class CreateReleaseResponse(_message.Message):
     def __init__(self, release: _Optional[_Union[ReleaseStatus, _Mapping]] = ...) -> None: ...
 
 class ListReleasesRequest(_message.Message):
-    __slots__ = ("model", "page_size", "page_token")
+    __slots__ = ("model", "page_size", "page_token", "kind")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     model: str
     page_size: int
     page_token: str
-    def __init__(self, model: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    kind: str
+    def __init__(self, model: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class ListReleasesResponse(_message.Message):
     __slots__ = ("releases", "next_page_token")
@@ -1906,16 +1936,18 @@ class ListReleasesResponse(_message.Message):
     def __init__(self, releases: _Optional[_Iterable[_Union[ReleaseStatus, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class GetReleaseRequest(_message.Message):
-    __slots__ = ("model", "version", "page_size", "page_token")
+    __slots__ = ("model", "version", "page_size", "page_token", "kind")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: int
     page_size: int
     page_token: str
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    kind: str
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class GetReleaseResponse(_message.Message):
     __slots__ = ("release", "devices", "next_page_token")
@@ -1928,12 +1960,14 @@ class GetReleaseResponse(_message.Message):
     def __init__(self, release: _Optional[_Union[ReleaseStatus, _Mapping]] = ..., devices: _Optional[_Iterable[_Union[ReleaseDevice, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class AdvanceReleaseRequest(_message.Message):
-    __slots__ = ("model", "share")
+    __slots__ = ("model", "share", "kind")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     model: str
     share: float
-    def __init__(self, model: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
+    kind: str
+    def __init__(self, model: _Optional[str] = ..., share: _Optional[float] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class AdvanceReleaseResponse(_message.Message):
     __slots__ = ("release",)
@@ -1942,14 +1976,16 @@ class AdvanceReleaseResponse(_message.Message):
     def __init__(self, release: _Optional[_Union[ReleaseStatus, _Mapping]] = ...) -> None: ...
 
 class RollBackReleaseRequest(_message.Message):
-    __slots__ = ("model", "version", "reason")
+    __slots__ = ("model", "version", "reason", "kind")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: int
     reason: str
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    kind: str
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., reason: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class RollBackReleaseResponse(_message.Message):
     __slots__ = ("release",)
@@ -1957,44 +1993,16 @@ class RollBackReleaseResponse(_message.Message):
     release: ReleaseStatus
     def __init__(self, release: _Optional[_Union[ReleaseStatus, _Mapping]] = ...) -> None: ...
 
-class PackageStatus(_message.Message):
-    __slots__ = ("name", "version", "digest", "signer", "wheels", "size_bytes", "current", "devices")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    SIGNER_FIELD_NUMBER: _ClassVar[int]
-    WHEELS_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    CURRENT_FIELD_NUMBER: _ClassVar[int]
-    DEVICES_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    version: str
-    digest: str
-    signer: str
-    wheels: _containers.RepeatedScalarFieldContainer[str]
-    size_bytes: int
-    current: bool
-    devices: int
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., digest: _Optional[str] = ..., signer: _Optional[str] = ..., wheels: _Optional[_Iterable[str]] = ..., size_bytes: _Optional[int] = ..., current: _Optional[bool] = ..., devices: _Optional[int] = ...) -> None: ...
-
 class AddPackageRequest(_message.Message):
-    __slots__ = ("digest",)
+    __slots__ = ("digest", "rules")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
     digest: _tensor_pb2.Digest
-    def __init__(self, digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ...) -> None: ...
+    rules: ReleaseRules
+    def __init__(self, digest: _Optional[_Union[_tensor_pb2.Digest, _Mapping]] = ..., rules: _Optional[_Union[ReleaseRules, _Mapping]] = ...) -> None: ...
 
 class AddPackageResponse(_message.Message):
-    __slots__ = ("package",)
-    PACKAGE_FIELD_NUMBER: _ClassVar[int]
-    package: PackageStatus
-    def __init__(self, package: _Optional[_Union[PackageStatus, _Mapping]] = ...) -> None: ...
-
-class ListPackagesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListPackagesResponse(_message.Message):
-    __slots__ = ("packages",)
-    PACKAGES_FIELD_NUMBER: _ClassVar[int]
-    packages: _containers.RepeatedCompositeFieldContainer[PackageStatus]
-    def __init__(self, packages: _Optional[_Iterable[_Union[PackageStatus, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("release",)
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    release: ReleaseStatus
+    def __init__(self, release: _Optional[_Union[ReleaseStatus, _Mapping]] = ...) -> None: ...

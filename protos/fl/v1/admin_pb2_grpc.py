@@ -210,11 +210,6 @@ class AdminStub:
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.AddPackageRequest.SerializeToString,
                 response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.AddPackageResponse.FromString,
                 _registered_method=True)
-        self.ListPackages = channel.unary_unary(
-                '/fl.v1.Admin/ListPackages',
-                request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListPackagesRequest.SerializeToString,
-                response_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListPackagesResponse.FromString,
-                _registered_method=True)
         self.CreateRelease = channel.unary_unary(
                 '/fl.v1.Admin/CreateRelease',
                 request_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.CreateReleaseRequest.SerializeToString,
@@ -489,15 +484,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AddPackage(self, request, context):
-        """Offers a signed package of task code to devices. Its bytes were sent by UploadModel before, with `release` in the
+        """Releases a signed package of task code to devices. Its bytes were sent by UploadModel before, with `release` in the
         header.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListPackages(self, request, context):
-        """The packages, the newest first. Devices are offered the newest one of each name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -511,7 +499,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListReleases(self, request, context):
-        """Releases, the newest first.
+        """Releases of models and packages, the newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -525,7 +513,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AdvanceRelease(self, request, context):
-        """Sends the newest version of a model to more devices.
+        """Sends the newest version of a model or package to more devices.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -710,11 +698,6 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.AddPackage,
                     request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.AddPackageRequest.FromString,
                     response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.AddPackageResponse.SerializeToString,
-            ),
-            'ListPackages': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListPackages,
-                    request_deserializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListPackagesRequest.FromString,
-                    response_serializer=protos_dot_fl_dot_v1_dot_admin__pb2.ListPackagesResponse.SerializeToString,
             ),
             'CreateRelease': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateRelease,
@@ -1666,33 +1649,6 @@ class Admin:
             '/fl.v1.Admin/AddPackage',
             protos_dot_fl_dot_v1_dot_admin__pb2.AddPackageRequest.SerializeToString,
             protos_dot_fl_dot_v1_dot_admin__pb2.AddPackageResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListPackages(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/fl.v1.Admin/ListPackages',
-            protos_dot_fl_dot_v1_dot_admin__pb2.ListPackagesRequest.SerializeToString,
-            protos_dot_fl_dot_v1_dot_admin__pb2.ListPackagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

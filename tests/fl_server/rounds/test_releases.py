@@ -16,6 +16,7 @@ from fl_server.rounds.releases import (
     DeviceState,
     Event,
     Forgotten,
+    Kind,
     Release,
     Reported,
     Returned,
@@ -25,6 +26,8 @@ from fl_server.rounds.releases import (
     StageOpened,
     Tell,
     Ticked,
+    Work,
+    WorkCounted,
     advance,
     members,
     wanted,
@@ -194,7 +197,53 @@ def test_unusable_rules_are_named(rules: Rules) -> None:
     assert not RULES.problem()
 
 
+@pytest.mark.parametrize(
+    ("work", "before", "halted"),
+    [
+        (Work(10, 1, 2), Work(100, 0, 20), False),
+        (Work(20, 4, 2), Work(100, 10, 20), False),
+        (Work(20, 5, 2), Work(100, 10, 20), True),
+        (Work(2, 2, 2), Work(0, 0, 0), True),
+        (Work(20, 5, 2), Work(100, 30, 20), False),
+        (Work(20, 20, 2), None, False),
+        (Work(0, 0, 0), Work(100, 0, 20), False),
+    ],
+    ids=["one failure", "the most", "more", "no work before", "fewer than before", "no version before", "no work yet"],
+)
+def test_a_package_is_taken_back_when_more_of_its_work_fails(work: Work, before: Work | None, halted: bool) -> None:
+    """The limit is a rise of 10%: 20% of the work against 10% is not more."""
+    made, _ = advance(replace(release(opened(0.1)), kind=Kind.PACKAGE), WorkCounted(work, before))
+    assert made.rolled_back is halted
+    if halted and before is not None:
+        counts = f"{work.failed} of {work.ended}, with the version before {before.failed} of {before.ended}"
+        assert made.reason == f"failed work rose by more than 10%: {counts}"
+
+
+def test_a_package_that_is_taken_back_names_itself_and_tells_its_devices_once() -> None:
+    """Whatever is counted afterwards: also when the share has fallen again."""
+    made = replace(release(opened(0.1)), kind=Kind.PACKAGE)
+    bad = WorkCounted(Work(2, 2, 2), Work(50, 1, 10))
+    back, (changed, told) = advance(made, bad)
+    assert isinstance(changed, Changed)
+    assert (changed.event, told) == ("package_rolled_back", Tell(tuple(made.devices)))
+    assert advance(back, bad) == (back, ())
+    assert advance(back, WorkCounted(Work(100, 2, 2), Work(50, 1, 10)))[0].rolled_back
+
+
+def test_the_next_stage_of_a_package_waits_for_work_with_it() -> None:
+    """To run it is not enough: one of the two devices must have ended work, or have refused it."""
+    rules = replace(RULES, advance_after_s=60.0, most_failed=1.0, metric="", most_drop=0.0)
+    made = replace(release(opened(0.1), rules=rules), kind=Kind.PACKAGE)
+    for client in made.devices:
+        made, _ = advance(made, Reported(client, Device(DeviceState.INSTALLED)))
+    assert advance(made, Ticked(100.0))[1] == ()
+    worked, _ = advance(made, WorkCounted(Work(3, 0, 1), Work(9, 0, 5)))
+    assert advance(worked, Ticked(59.0))[1] == ()
+    assert advance(worked, Ticked(60.0))[1] == (StageDue(0.5),)
+
+
 REPORTS = st.sampled_from([*DeviceState])
+WORKS = st.builds(lambda ended, failed: Work(ended, min(ended, failed), 1), st.integers(0, 99), st.integers(0, 99))
 EVENTS = st.one_of(
     st.builds(StageOpened, st.floats(0.01, 1.0), st.sets(st.sampled_from(FLEET)), st.floats(0, 1e9)),
     st.builds(DeviceCame, st.sampled_from(FLEET)),
@@ -203,6 +252,7 @@ EVENTS = st.one_of(
     st.builds(Forgotten, st.sampled_from(FLEET)),
     st.builds(RollBack, st.just("by hand")),
     st.builds(Ticked, st.floats(0, 1e9)),
+    st.builds(WorkCounted, WORKS, st.none() | WORKS),
 )
 
 

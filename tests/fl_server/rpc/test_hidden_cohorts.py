@@ -56,7 +56,7 @@ OTHERS = {
     "CreateEnrollments", "ListEnrollments", "RevokeEnrollment", "ListCertificates", "RevokeCertificates",
     "ListAuthorities",
     "WatchRun", "WatchHistory", "CreateRelease", "AdvanceRelease", "RollBackRelease", "GetRelease", "ListReleases",
-    "AddPackage", "ListPackages",
+    "AddPackage",
 }  # fmt: skip
 """The calls that change something, that are not about runs and clients, or whose content is in the others' or below."""
 OF_MODELS = {

@@ -27,7 +27,7 @@ FILES = (
 )
 READ = {
     "ListRuns", "GetRun", "ListRounds", "WatchRun", "ListEvaluations", "ListClients", "GetClient", "ListHistory",
-    "WatchHistory", "GetOverview", "ListCohort", "ListReleases", "GetRelease", "ListPackages", "CreateWebLink",
+    "WatchHistory", "GetOverview", "ListCohort", "ListReleases", "GetRelease", "CreateWebLink",
     "WhoAmI",
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 
 from fl_server.errors import InvalidInput, NoSuchRelease, WrongRelease
 from fl_server.rpc.admin import AdminService
-from fl_server.runs import releases
+from fl_server.runs import staging
 from protos.fl.v1 import admin_pb2 as pb
 from tests.fl_server.devices import NO_CONTEXT, Device
 from tests.fl_server.harness import Journal, Killed, World, run_config, until
@@ -133,7 +133,7 @@ async def test_a_device_that_installs_a_version_while_it_is_taken_back_goes_back
 
 async def test_a_stage_begins_by_itself_also_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its time, once half of its devices have reported. A release that nobody reported stays."""
-    monkeypatch.setattr(releases, "TICK_S", 0.05)
+    monkeypatch.setattr(staging, "TICK_S", 0.05)
     rules = pb.ReleaseRules(stages=[0.5, 1.0], most_failed=0.5, advance_after_s=0.01)
     async with World(tmp_path / "state") as world:
         await fleet(world)

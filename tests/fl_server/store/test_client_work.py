@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from fl_server.store.client_work import MOST_TEXT, NEWEST, Arrived, ClientWork, EndedWork, Timing, timings
+from fl_server.store.client_work import (
+    MOST_PACKAGES,
+    MOST_TEXT,
+    NEWEST,
+    Arrived,
+    ClientWork,
+    EndedWork,
+    Timing,
+    timings,
+)
 
 FAILED = EndedWork("r", 3, "KeyError at task.py:41", "KeyError: 'age'", 9.0)
 
@@ -19,6 +28,17 @@ def test_each_end_is_counted_and_the_latest_reasons_stay() -> None:
     assert work.last_refusal is not None
     assert work.last_refusal.cause == "norm"
     assert work.share("failed") == 0.2
+
+
+def test_work_is_counted_by_package() -> None:
+    """Of the latest packages; work without one is not. An update that is refused later has ended its work before."""
+    work = ClientWork().with_package("").with_package("one").with_package("two", failed=True)
+    work = work.with_package("one", ended=0, failed=True)
+    assert work.packages == {"two": (1, 1), "one": (1, 1)}
+    assert ClientWork.of(json.loads(json.dumps(work.to_values()))) == work
+    for number in range(MOST_PACKAGES):
+        work = work.with_package(str(number))
+    assert list(work.packages) == [str(number) for number in range(MOST_PACKAGES)]
 
 
 def test_a_long_reason_is_cut() -> None:

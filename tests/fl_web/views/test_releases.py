@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any, cast
 
 import pytest
+from rich.console import Console, RenderableType
 
+from fl_ops.render.releases import packages_table, release_details
+from fl_web.facts.release import metric_text, rules_text
 from fl_web.rendering import rendered
 from fl_web.views.releases import RELEASES, tone_of
 from fl_web.views.view import Params
@@ -22,6 +26,32 @@ def release(state: str = "staged", **devices: int) -> pb.ReleaseStatus:
     )  # fmt: skip
     made.rules.stages[:], made.rules.metric = [0.1, 1.0], EVIL
     return made
+
+
+def package() -> pb.ReleaseStatus:
+    """A package that more work failed with."""
+    facts = pb.PackageFacts(version="1.2", digest="sha256:3f", wheels=["wounds-1.2-py3-none-any.whl"])
+    facts.work.CopyFrom(pb.PackageWork(ended=12, failed=3))
+    facts.work_before.CopyFrom(pb.PackageWork(ended=40))
+    rules = pb.ReleaseRules(stages=[0.1, 1.0], most_failed=0.1, most_rise=0.2)
+    return pb.ReleaseStatus(kind="package", model="wounds", version=2, state="staged", package=facts, rules=rules)
+
+
+def printed(shown: RenderableType) -> str:
+    """What a wide terminal has."""
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    console.print(shown)
+    return cast(io.StringIO, console.file).getvalue()
+
+
+def test_a_package_shows_its_work_where_a_model_shows_its_metric() -> None:
+    """In the terminal and on the page; it is of no run, so nothing links to one."""
+    assert metric_text(package()) == "0 of 40 -> 3 of 12 failed"
+    assert rules_text(package()).endswith("10% fail, or if more of its work fails than before, by more than 20%")
+    shown = [printed(table) for table in (packages_table([package()]), release_details(package()))]
+    assert all("0 of 40 -> 3 of 12 failed" in text and "sha256:3f" in text for text in shown)
+    parts = {"releases": [(package(), "busy")], "params": Params({}), "next_page": ""}
+    assert "/runs/" not in rendered("releases/_list.html", parts)
 
 
 class Readings:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ from fl_client.setup import commands
 from fl_common.packages import unpack
 from fl_common.signatures import SigningKey, make_key
 from fl_ops.errors import OpsError
+from fl_server.rounds.releases import Kind, Rules
+from fl_server.store.database.ledger_releases import ReleaseRecord
+from fl_server.store.database.store import LEDGER, open_sqlite
+from fl_server.store.records import HistoryRecord
 from protos.codec import digest_message
 from protos.fl.v1 import admin_pb2
 from tests.processes.federation import TASK, Coordinator, Daemon, Fleet
@@ -46,14 +52,14 @@ def key(workspace: Workspace) -> SigningKey:
 
 
 class PackagedFleet(Fleet):
-    """A coordinator with the task installed, and three daemons that serve it from a package, and another task."""
+    """A coordinator with the task installed, and daemons that serve it from a package, and another task."""
 
-    def __init__(self, workspace: Workspace, modules: Path, policy: dict[str, Any]) -> None:
+    def __init__(self, workspace: Workspace, modules: Path, policy: dict[str, Any], size: int = 3) -> None:
         self.workspace = workspace
         self.policy = workspace.folder / "policy.toml"
         write_toml(self.policy, {"packages": policy, "work": {"min_clients": 1, "min_examples": 1}})
         self.server = Coordinator(workspace, settings={"tasks": [WAVES, TASK]}, path=[modules]).serve()
-        self.daemons = {f"edge-{index}": self.daemon(index, 3).start() for index in range(3)}
+        self.daemons = {f"edge-{index}": self.daemon(index, size).start() for index in range(size)}
         self.until_all_present()
 
     def daemon(self, index: int, size: int) -> Daemon:
@@ -64,24 +70,39 @@ class PackagedFleet(Fleet):
         daemon.configure(tasks=[{**task, "shard": shard}, packaged], policy=str(self.policy))
         return daemon
 
-    def add(self, data: bytes) -> admin_pb2.PackageStatus:
-        """Offer a package as `fl packages add` does."""
+    def add(self, data: bytes, **rules: Any) -> admin_pb2.ReleaseStatus:
+        """Release a package as `fl packages add` does."""
         path = self.workspace.folder / "added.package"
         path.write_bytes(data)
         with path.open("rb") as file, self.server.admin() as admin:
             admin.models.upload_model(file, release=True)
-            request = admin_pb2.AddPackageRequest(digest=digest_message(blake3(data).digest()))
-            return admin.call(request, admin_pb2.AddPackageResponse).package
+            rules = {"stages": [1.0], "most_failed": 0.1, "most_rise": 0.1, **rules}
+            request = admin_pb2.AddPackageRequest(
+                digest=digest_message(blake3(data).digest()), rules=admin_pb2.ReleaseRules(**rules)
+            )
+            return admin.call(request, admin_pb2.AddPackageResponse).release
 
-    def until_running(self, count: int = 3) -> None:
+    def shown(self, version: int = 0) -> admin_pb2.GetReleaseResponse:
+        """A version of the package with its devices. 0: the newest."""
+        with self.server.admin() as admin:
+            return admin.models.get_release("waves", version, "package")
+
+    def until_running(self, count: int = 3, version: int = 0) -> None:
         """Wait until so many devices have registered the task of the package."""
 
         def running() -> bool:
-            with self.server.admin() as admin:
-                listed = admin.call(admin_pb2.ListPackagesRequest(), admin_pb2.ListPackagesResponse).packages
-            return bool(listed) and listed[0].devices == count
+            return self.shown(version).release.devices["installed"] == count
 
         eventually(running, f"the package runs on {count} devices")
+
+    def until(self, version: int, state: str, **devices: int) -> admin_pb2.ReleaseStatus:
+        """Wait until a version is in this state, with so many devices in each of these."""
+
+        def probe() -> admin_pb2.ReleaseStatus | None:
+            release = self.shown(version).release
+            return release if (release.state, dict(release.devices)) == (state, devices) else None
+
+        return eventually(probe, f"version {version} is {state} with {devices}, not {self.shown(version).release}")
 
 
 def owner(daemon: Daemon, *arguments: str) -> int:
@@ -132,10 +153,20 @@ def test_a_package_runs_after_signature_and_approval(
     fleet.server.completed("beside")
     listed = run_fl("packages", "list", *server, folder=workspace.folder)
     assert digest[:12] in listed.stdout
+    second = fleet.add(package([good_wheels()[0], wheel("ripples", {"ripples.py": "same = float"})], key))
+    fleet.until(2, "released", waiting=3)
+    eventually(lambda: all(device.detail for device in fleet.shown(2).devices), "their owners have not approved it")
+    for device in fleet.shown(2).devices:
+        refused = fleet[device.client_id].logged("package_refused", 2)
+        assert (refused["rule"], second.package.digest in refused["reason"]) == ("approval", True)
+        assert not fleet[device.client_id].events("package_stopped")  # version 1 goes on
+    taken_back = run_fl("packages", "rollback", "waves", "--reason", "by hand", *server, folder=workspace.folder)
+    assert taken_back.returncode == 0, taken_back.stderr
+    fleet.until(2, "rolled_back", returned=3)
     for daemon in fleet.daemons.values():
         assert owner(daemon, "revoke", digest) == 0
         daemon.logged("package_refused", package="waves", rule="revoked")
-    fleet.until_running(0)
+    fleet.until_running(0, 1)
     with pytest.raises(OpsError, match="package"):
         fleet.server.create("wrong", task={"name": WAVES, "package": "sha256:1"})
 
@@ -203,15 +234,26 @@ def hostile_packages(key: SigningKey, other: SigningKey) -> Iterator[tuple[str, 
     yield "swapped", json.dumps(head).encode() + b"\n" + swapped.partition(b"\n")[2], "signature"
 
 
+def plant(state: Path, packages: Sequence[bytes]) -> None:
+    """Write packages into the state of a coordinator that has ended, as if it had accepted them."""
+    (state / "packages").mkdir(exist_ok=True)
+    with closing(open_sqlite(state / LEDGER)) as store:
+        for data in packages:
+            digest, manifest = blake3(data), unpack(data)[0]
+            (state / "packages" / f"{digest.hexdigest()}.bundle").write_bytes(data)
+            record = ReleaseRecord(
+                Kind.PACKAGE, manifest.name, 1, "", "", manifest.model_dump_json().encode(), b"", manifest.signer,
+                digest.digest(), 1.0, asdict(Rules()), share=1.0,
+            )  # fmt: skip
+            store.add_release(record, HistoryRecord(1.0, "test", "package_added", manifest.name))
+
+
 def test_hostile_packages_are_refused_by_a_daemon(workspace: Workspace, modules: Path, key: SigningKey) -> None:
     """A coordinator offers packages that its own checks would refuse. The daemon names rule, signer and digest."""
     hostile = list(hostile_packages(key, make_key(workspace.folder / "other.pem")))
     server = Coordinator(workspace, settings={"tasks": [WAVES, TASK]}, path=[modules]).serve()
     server.kill()
-    folder = Path(server.settings["state_dir"]) / "packages"
-    folder.mkdir(parents=True)
-    for number, (_, data, _) in enumerate(hostile, 1):
-        (folder / f"{number:06}.{blake3(data).hexdigest()}.package").write_bytes(data)
+    plant(Path(server.settings["state_dir"]), [data for _, data, _ in hostile])
     server.serve()
     policy = workspace.folder / "policy.toml"
     write_toml(policy, {"packages": {"signers": [key.signer], "approval": False}})
@@ -246,5 +288,53 @@ def test_a_coordinator_refuses_what_devices_would(workspace: Workspace, modules:
         fleet.add(changed)
     with pytest.raises(OpsError, match="rule start"):
         fleet.add(package([wheel("evil", {"evil.pth": ""})], key))
-    assert fleet.add(good).current
+    assert fleet.add(good).state == "released"
     fleet.until_running()
+
+
+@pytest.mark.slow
+def test_a_bad_version_is_halted_and_a_good_one_reaches_all(
+    workspace: Workspace, modules: Path, key: SigningKey
+) -> None:
+    """Version 2 fails on its stage while a run goes on with version 1. Version 3 outlives a SIGKILL between its stages.
+
+    The device that is off meanwhile gets version 3 when it is back.
+    """
+    fleet = PackagedFleet(workspace, modules, {"signers": [key.signer], "approval": False}, 5)
+    texts = ["return value", "raise ArithmeticError('ripples 2')", "return value  # 3"]
+    versions = [
+        package([good_wheels()[0], wheel("ripples", {"ripples.py": f"def same(value):\n    {text}\n"})], key)
+        for text in texts
+    ]
+    digests = [unpack(data)[0].digest for data in versions]
+    fleet.add(versions[0])
+    fleet.until(1, "released", installed=5)
+    rounds = {"clients_per_round": 4, "min_clients": 4, "quorum": 2, "min_accepted": 2}
+    run = fleet.server.create("r", task={"name": WAVES}, algorithm={"name": "fedavg"}, round=rounds,
+                              stop={"rounds": 100_000})  # fmt: skip
+    fleet.server.until(run, lambda status: status.rounds_done, "a round with version 1")
+    assert fleet.add(versions[1], stages=[0.4, 1.0], advance_after_s=3600.0).state == "staged"
+    halted = fleet.until(2, "rolled_back", returned=2)
+    assert halted.reason.startswith("failed work rose by more than 10%: ")
+    assert halted.package.work.failed >= 2
+    stage = {device.client_id for device in fleet.shown(2).devices}
+    for name, daemon in fleet.daemons.items():
+        started = [event["digest"] for event in daemon.events("package_started")]
+        assert started == ([digests[0], digests[1], digests[0]] if name in stage else [digests[0]])
+    for name in stage:
+        failed = fleet[name].logged("work_failed", run=run)
+        assert "ArithmeticError: ripples 2" in failed["message"]
+    assert fleet.server.history("waves")[-1] == "package_rolled_back"
+    off = fleet["edge-4"]
+    off.kill()
+    fleet.add(versions[2], stages=[0.4, 1.0], advance_after_s=0.1)
+    fleet.server.kill()
+    fleet.server.serve()
+    assert fleet.shown(3).release.state == "staged"
+    released = fleet.until(3, "released", installed=4, waiting=1)
+    assert released.package.work.failed == 0
+    off.start()
+    fleet.until(3, "released", installed=5)
+    assert off.events("package_started")[-1]["digest"] == digests[2]
+    done = fleet.server.run(run).rounds_done
+    fleet.server.until(run, lambda status: status.rounds_done > done, "the run goes on")

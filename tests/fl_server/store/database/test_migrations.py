@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "ledger_2"
-down_revision = "ledger_1_fixed"
+down_revision = "ledger_1_staged"
 
 
 def upgrade():
@@ -81,7 +81,7 @@ def test_a_ledger_of_an_unknown_version_is_refused(engine: Engine, version: str)
     with engine.begin() as db:
         db.execute(text("UPDATE alembic_version SET version_num = :it"), {"it": version})
     refusal = (
-        rf"schema version {version}, and this program reads ledger_1_fixed: start the program that wrote it, or name "
+        rf"schema version {version}, and this program reads ledger_1_staged: start the program that wrote it, or name "
         r"another (state directory|database) to begin anew$"
     )
     with pytest.raises(StoreError, match=refusal):

@@ -9,6 +9,7 @@ import pytest
 
 from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError
+from fl_server.store.records import FailureRecord, Weighed
 from tests.fl_server.store.records import (
     a_client,
     a_commit,
@@ -128,6 +129,20 @@ def test_an_accepted_update_can_be_refused_later(store: Store) -> None:
     assert (counters(store, "a"), counters(store, "b")) == ((0, 0), (0, 1))
     assert (events(store, "r1"), events(store, "b")) == (["created", "dropped"], ["quarantined"])
     store.fix_accepted("r1", 0, 0, [("a", b"\1")])
+
+
+def test_work_counts_for_its_package_once(store: Store) -> None:
+    """An admitted update, one that is refused later, and a failure; each is repeated, as after a kill."""
+    taken, bad = [an_update(name) for name in "ab"]
+    failed = FailureRecord("r1", 1, 0, "a", failures=1, detail="no", failed_at=2.0)
+    for _ in range(2):
+        store.record_updates([Weighed(taken, package="p"), Weighed(bad, package="p")])
+        store.put_failure(failed, package="p")
+    store.fix_accepted("r1", 0, 0, [("a", b"\1"), ("b", b"\1")])
+    refused = replace(bad, admitted=False, reason="REFUSAL_REASON_NORM")
+    for _ in range(2):
+        store.refuse_accepted([refused], [], [], packages={"b": "p"})
+    assert [dict(client.work.packages) for client in store.clients_of(["a", "b"])] == [{"p": (2, 1)}, {"p": (1, 1)}]
 
 
 def test_a_committed_list_is_final(store: Store) -> None:
