@@ -123,7 +123,7 @@ def _serve(config: ServerConfig, *, is_worker: bool = False) -> int:
     from fl_server.aggregation.outside_task.child import ForkServer, default_memory
     from fl_server.app import serve
     from fl_server.leadership import may_stand_by
-    from fl_server.runs.loading import outside_tasks
+    from fl_server.runs.creation import outside_tasks
 
     # The quarter of a million objects so far live as long as the process. Without this, each full garbage collection
     # stops everything for a third of a second.

@@ -43,14 +43,12 @@ from fl_common.settings import SettingsError, parse_json, read_settings
 from fl_server.clients.fleet import FILE as DENIALS
 from fl_server.leadership import ledger_url, may_stand_by
 from fl_server.settings.config import ServerConfig
-from fl_server.store.database import ownership, schema
-from fl_server.store.database.ledger_objects import StoredFile, objects
-from fl_server.store.database.postgres import count_on, lock_opening
+from fl_server.store.database import lease, schema
+from fl_server.store.database.engines import count_on, database_errors, engine_for, lock_opening, prepare_file
 from fl_server.store.database.schema import charges, identity, metadata
-from fl_server.store.database.store import LEDGER, Store, open_read_only
-from fl_server.store.database.transactions import database_errors, engine_for, migrate, prepare_file
-from fl_server.store.errors import StoreError
-from fl_server.store.files import disk_errors, file_digest
+from fl_server.store.database.store import LEDGER, Store, StoredFile, objects, open_read_only
+from fl_server.store.database.transactions import migrate
+from fl_server.store.errors import StoreError, disk_errors, file_digest
 from fl_server.store.objects.bucket import Bucket, NoObject
 from fl_server.store.run_secrets import COUNTS, ChargeCounts, RunSecrets
 from fl_server.store.state_directory import LOCK, MARKER, lock_directory
@@ -63,7 +61,7 @@ AT_ONCE = 500
 """Rows in one statement."""
 EPOCHS = 1000
 """A restored ledger counts its openings from so many more on: no coordinator of before has such an epoch."""
-_PASSING = {ownership.leadership.name, ownership.standbys.name}
+_PASSING = {lease.leadership.name, lease.standbys.name}
 """Tables that say who leads now."""
 
 

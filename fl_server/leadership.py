@@ -22,12 +22,11 @@ from typing import TypeVar
 
 import structlog
 
-from fl_server.audit.writer import keep_head
+from fl_server.audit.log import keep_head
 from fl_server.metrics import Metrics
 from fl_server.settings.config import ServerConfig
-from fl_server.store.database.ledger_objects import StoredFile
-from fl_server.store.database.ownership import LeaseTerms
-from fl_server.store.database.store import Leadership, LeaseKeeper, LeaseWatch, Store, open_ledger
+from fl_server.store.database.lease import LeaseTerms
+from fl_server.store.database.store import Leadership, LeaseKeeper, LeaseWatch, Store, StoredFile, open_ledger
 from fl_server.store.errors import LedgerHeld, StoreError, StoreTakenOver, StoreUnavailable
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects.bucket import Bucket, ObjectReader, check_access

@@ -29,17 +29,16 @@ from fl_server.leadership import Leading, Opened, ledger_url, open_state
 from fl_server.metrics import Metrics
 from fl_server.oidc import SigningKeys, TokenVerifier
 from fl_server.outside_calls import OutsideCalls
+from fl_server.privacy_accounts import SecondAccountant
 from fl_server.rpc import admin, service, workers
-from fl_server.rpc.connections import ConnectionWatch
 from fl_server.rpc.health import Health
-from fl_server.rpc.listening import Callers, Certificates, Listeners
+from fl_server.rpc.listening import Callers, Certificates, ConnectionWatch, Listeners
 from fl_server.rpc.ports import Connections, ports
 from fl_server.runs.coordinator import Coordinator
-from fl_server.second_accountant import SecondAccountant
 from fl_server.services import EvaluationSlots, Services
 from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
-from fl_server.store.files import disk_errors
+from fl_server.store.errors import disk_errors
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects.bucket import Bucket, LocalCache, check_access
 from fl_server.store.objects.files import StoredFiles

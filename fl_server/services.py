@@ -24,7 +24,7 @@ from fl_server.enrollment.issuing import Issuer
 from fl_server.leadership import Leading
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls, OutsideCode, guarded
-from fl_server.second_accountant import SecondAccountant
+from fl_server.privacy_accounts import SecondAccountant
 from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.errors import StoreError

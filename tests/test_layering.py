@@ -26,7 +26,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "admission",
         "services",
         "outside_calls",
-        "second_accountant",
+        "privacy_accounts",
         "clients",
         "web",
         "enrollment",
@@ -42,7 +42,6 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
         "oidc",
         "settings",
         "identity",
-        "timeouts",
         "errors",
     ),
     "fl_client": (
@@ -123,7 +122,7 @@ KNOW_GRPC = (
 )
 """Modules and packages that may import grpc or the generated stubs."""
 
-ROUNDS = ("fl_server.rounds", "fl_server.clients.roster")
+ROUNDS = ("fl_server.rounds",)
 """Modules and packages that decide rounds. They import one another and the standard library."""
 
 NO_EFFECTS = {"asyncio", "datetime", "grpc", "http", "io", "os", "pathlib", "pickle", "shutil", "socket", "sqlite3",
@@ -141,14 +140,14 @@ IMPORT_BY_NAME = {
 LOAD_TASKS = {
     "fl_client.training.data",
     "fl_server.aggregation.outside_task.child",
-    "fl_server.runs.loading",
+    "fl_server.runs.creation",
     "fl_tasks",
 }
 """Modules of the coordinator and the daemon that load a task by its name."""
 
 LOAD_METHODS = {
     "fl_client.training.methods",
-    "fl_server.runs.loading",
+    "fl_server.runs.creation",
     "fl_extensions.methods",
 }
 """The same for methods, reducers and optimizers from outside."""

@@ -20,7 +20,7 @@ from typing import Any
 import grpc.aio
 
 from fl_server.audit.calls import AuditedMethod
-from fl_server.audit.writer import AuditRecord
+from fl_server.audit.log import AuditRecord
 from fl_server.rpc.health import Health
 from fl_server.rpc.ports import allow_open_files
 from fl_server.server import Server

@@ -16,7 +16,7 @@ from fl_server.rounds import events as e
 from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.events import Graph
 from fl_server.rounds.machine import advance
-from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
 
 PAGE = Path(__file__).parents[1] / "development/round-states.md"

@@ -55,7 +55,7 @@ def heads_beside(state_dir: Path, *, needed: bool) -> list[Head]:
 
     needed: raise Refused if it is not known, as there is no other head to compare with.
     """
-    from fl_server.audit.writer import HEAD_FILE
+    from fl_server.audit.log import HEAD_FILE
 
     path = state_dir / HEAD_FILE
     todo = "without it rows that were removed from the end are not found: give a head of before with --head NUMBER:HASH"

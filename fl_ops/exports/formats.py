@@ -19,7 +19,7 @@ from algorithms.model_state import state_views, tied_names
 from fl_ops.errors import Refused, UsageError
 from fl_ops.exports.download import frozen_digest
 from fl_ops.files import Target, make_folder, written_whole
-from fl_server.aggregation.bundles import CPU
+from fl_server.aggregation.task_model import CPU
 from fl_server.store.checkpoint_files import separate
 from fl_tasks import Task, TaskError, TaskNotListed, load_task, own_options
 from fl_tasks.data.forms import as_data

@@ -13,8 +13,7 @@ from fl_common import units
 from fl_common.units import ACCURACY, BY_CLIENTS, NOTHING, measured, metric_title, value
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.text import bar, plain
-from fl_server.rounds.metrics import Criterion
-from fl_server.rounds.stop_rules import Reached, rounds_to_target
+from fl_server.rounds.metrics import Criterion, Reached, rounds_to_target
 from fl_web.facts.rounds import (
     Round,
     evaluated_metrics,

@@ -41,7 +41,7 @@ from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.metrics import as_averaged, with_own
 from fl_server.rounds.sampling import training_seeds
 from fl_server.run.assignments import RoundPosition, RoundWork, common_assignment
-from fl_server.run.evaluation_metrics import check_metric, directions_of, needs_metric, with_direction
+from fl_server.run.evaluations import check_metric, directions_of, needs_metric, with_direction
 from fl_server.run_settings.config import RunConfig
 from fl_tasks import Task
 from fl_tasks.metrics import declared_directions

@@ -12,7 +12,7 @@ from fl_ops.simulate.held_states import HeldStates
 from fl_ops.simulate.run_files import SimulatedStates, folder_of_states, folder_of_updates
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state
-from fl_server.run.evaluation_metrics import needs_metric
+from fl_server.run.evaluations import needs_metric
 from fl_tasks import Examples
 from fl_tasks.data.forms import Data
 

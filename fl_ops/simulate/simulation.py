@@ -28,14 +28,13 @@ from fl_server.aggregation.secure_aggregation import SpoiledSum, settings_of
 from fl_server.aggregation.server_update import Diverged
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.errors import InvalidInput
+from fl_server.privacy_accounts import Account
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.events import Graph
 from fl_server.rounds.machine import advance, applies
-from fl_server.rounds.policy import RoundPolicy
-from fl_server.rounds.sampling import by_id
+from fl_server.rounds.sampling import RoundPolicy, by_id
 from fl_server.rounds.state import STAGES, Phase, RoundState
-from fl_server.run.privacy import Account
 from fl_server.run_settings.config import RunConfig
 from fl_tasks import Task
 

@@ -18,7 +18,7 @@ from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.seeds import Job, Report
 from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts, dotted
 from fl_ops.trackers.opening import TrackedRun, Trackers
-from fl_server.store.files import file_digest
+from fl_server.store.errors import file_digest
 from fl_web.facts.rounds import grouped, is_of_clients, last_values, metric_groups
 from protos.digests import digest_text
 

@@ -2,6 +2,7 @@
 
 Weights follow from examples, and steps normalise deltas (FedNova, FedCM, SCAFFOLD): a client that could report any
 number would choose its own weight.
+Of a masked update its size, its digest and its header are checked. Its values say nothing.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from fl_server.aggregation.updates import UpdateShape
+from fl_server.admission.norms import UpdateContent
+from fl_server.aggregation.updates import Decoding, Source, UpdateShape
 from fl_server.clients.draw_rules import Requirements, offer_for
 from fl_server.run_settings.privacy import PrivacySection
 from fl_server.run_settings.sections import LocalSection
+from fl_server.store.errors import file_digest
 from fl_server.store.records import ClientRecord
 from fl_tasks.batches import count_steps
 from fl_tasks.metrics import wrong_name
 from fl_tasks.own_loop import MAX_EPOCHS, MAX_METRICS, MAX_VALUE, most_steps
-from protos.codec import Layout, LayoutError, digest_text
+from protos.codec import Entry, Layout, LayoutError, digest_bytes, digest_text
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import PayloadKind, RefusalReason, UpdateHeader
 from protos.wire import MAX_PAYLOAD_NAME
@@ -29,6 +33,10 @@ _TIMES_TENSORS = 10
 _MOST_SHOWN = 16
 """Payloads of a wrong update that the refusal lists."""
 _KEEP = "; parameters and buffers keep their shapes and types in training"
+Epochs = Sequence[Mapping[str, float]]
+"""The metrics of each epoch by name."""
+_MAX_EXAMPLES = 2**53
+"""Largest count that float64 represents exactly; weights are computed in it."""
 
 
 class UpdateRefused(Exception):
@@ -99,12 +107,6 @@ def registered_data(record: ClientRecord | None, requires: Requirements) -> Regi
         if offer is None
         else RegisteredData(int(offer["train_examples"]), int(offer.get("train_batches", 0)))
     )
-
-
-Epochs = Sequence[Mapping[str, float]]
-"""The metrics of each epoch by name."""
-_MAX_EXAMPLES = 2**53
-"""Largest count that float64 represents exactly; weights are computed in it."""
 
 
 def wrong_work(ordered: ExpectedWork | None, examples: int, steps: int, epochs: Epochs) -> str:
@@ -205,3 +207,69 @@ def _shown(payloads: Iterable[tuple[int, str]]) -> str:
     return ", ".join(
         kind.removeprefix("PAYLOAD_KIND_") + (f" {name[:MAX_PAYLOAD_NAME]!r}" if name else "") for kind, name in kinds
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedGate:
+    """The rules for one client's masked update. It stands in place of `AdmissionGate`."""
+
+    size_bytes: int
+
+    def check_header(self, header: UpdateHeader) -> None:
+        """All checks that need no bytes. Raises UpdateRefused."""
+        kinds = [payload.kind for payload in header.payloads]
+        if kinds != [PayloadKind.PAYLOAD_KIND_MASKED] or header.payloads[0].manifest.tensors:
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_LAYOUT,
+                f"expected one payload of the kind MASKED without tensors, got the kinds {kinds[:8]}",
+            )
+        if header.size_bytes != self.size_bytes:
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_SIZE, f"expected {self.size_bytes} bytes, got {header.size_bytes}"
+            )
+        if header.HasField("training_loss") or header.epochs or (header.num_steps, header.num_examples) != (1, 1):
+            raise UpdateRefused(
+                RefusalReason.REFUSAL_REASON_HEADER,
+                "expected 1 for the examples and the steps, and no metrics, with secure aggregation: they are summed"
+                " under the masks",
+            )
+        try:
+            digest_bytes(header.digest)
+        except ValueError as error:
+            raise UpdateRefused(RefusalReason.REFUSAL_REASON_DIGEST, str(error)) from error
+
+    def read(self, path: Path, steps: int = 0) -> UpdateContent:
+        """Read a whole update on disk for `check_content`. Raises StoreError."""
+        del steps
+        return UpdateContent(file_digest(path), ())
+
+    @property
+    def shape_read(self) -> UpdateShape | None:
+        """None: no values are read."""
+        return None
+
+    @property
+    def buffers_sent(self) -> list[Entry]:
+        """None are known."""
+        return []
+
+    def decoding(self, steps: int) -> Decoding:
+        """No values are read."""
+        raise NotImplementedError(f"a masked update of {steps} steps has no values")
+
+    def update_in(self, source: Source, steps: int = 0) -> Source:
+        """See `AdmissionGate.update_in`."""
+        del steps
+        return source
+
+    def check_content(self, update: Source, digest: bytes, content: UpdateContent) -> dict[str, float]:
+        """Check a whole update that was read. Its norm is 0: nobody knows it. Raises WrongDigest."""
+        del update
+        if content.digest != digest:
+            raise WrongDigest(digest, content.digest)
+        return {"masked": 0.0}
+
+    def clip_factor(self, norm: float) -> float:
+        """The factor of the update: the device has clipped it."""
+        del norm
+        return 1.0

@@ -21,8 +21,17 @@ from fl_server.admission.client_rules import (
     wrong_privacy,
     wrong_work,
 )
-from fl_server.admission.norms import BUFFERS, DELTA, FARTHEST, FLOOR, NO_LIMIT, NormHistory, RelativeNorm
-from fl_server.admission.reading import UpdateContent, read_update
+from fl_server.admission.norms import (
+    BUFFERS,
+    DELTA,
+    FARTHEST,
+    FLOOR,
+    NO_LIMIT,
+    NormHistory,
+    RelativeNorm,
+    UpdateContent,
+    read_update,
+)
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import learning_rate_in, local_in
 from fl_server.aggregation.privacy import ROUNDED

@@ -18,8 +18,6 @@ from algorithms import tree
 from algorithms.buffered import buffered_sums, in_order, shares
 from algorithms.compose import SENT
 from fl_common.secure_aggregation.scalars import Measured
-from fl_server.aggregation.buffered_step import BufferSum, Told, staleness_rule
-from fl_server.aggregation.bundles import CPU
 from fl_server.aggregation.methods import (
     References,
     algorithm_in,
@@ -51,9 +49,17 @@ from fl_server.aggregation.reduction import (
     sum_updates,
 )
 from fl_server.aggregation.secure_aggregation import SecureMeans, SummedRound, SumNoise, Total, check_secure_model
-from fl_server.aggregation.server_update import ServerUpdateStats, apply_server_update, check_finite, part_of
+from fl_server.aggregation.server_update import (
+    BufferSum,
+    ServerUpdateStats,
+    Told,
+    apply_server_update,
+    check_finite,
+    part_of,
+    staleness_rule,
+)
 from fl_server.aggregation.snapshot import RunModel, Snapshot, Snapshots, model_of
-from fl_server.aggregation.task_model import initial_path
+from fl_server.aggregation.task_model import CPU, initial_path
 from fl_server.aggregation.updates import AcceptedUpdates, Decoding, Source, UpdateKeys, UpdateShape, opened
 from fl_server.rounds.sampling import training_seeds
 from fl_server.run_settings.config import RunConfig

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import algorithms as fl
 from algorithms.batched.recording import NotRecorded, Step, record
 from algorithms.model_state import fill
-from fl_server.aggregation.bundles import CPU
-from fl_server.aggregation.task_model import TaskModel
+from fl_server.aggregation.task_model import CPU, TaskModel
 from fl_tasks import Task, TaskError
 from fl_tasks.batches import ordered_batches
 from fl_tasks.data.examples import Examples

@@ -10,10 +10,10 @@ from algorithms.optimizers.classes import check_optimizer
 from algorithms.optimizers.federated import check_combination, with_optimizer
 from algorithms.optimizers.spec import OptimizerSpec, RateSchedule
 from algorithms.reference import KnownPart, Reference, has_reference, reference_of
-from fl_server.aggregation.buffered_step import check_buffered
 from fl_server.aggregation.privacy import check_one_release, check_privacy, check_record_privacy
 from fl_server.aggregation.reduction import check_reducer
 from fl_server.aggregation.secure_aggregation import check_secure_aggregation, check_summed
+from fl_server.aggregation.server_update import check_buffered
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import drawn_steps
 from fl_server.run_settings.config import RunConfig, ScheduleSection

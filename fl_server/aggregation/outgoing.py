@@ -16,9 +16,9 @@ from algorithms import tree
 from algorithms.compose import SENT
 from algorithms.optimizers.federated import averaged_state
 from algorithms.optimizers.spec import PREFIX
-from fl_server.aggregation.bundles import CPU, master_layout, packed
 from fl_server.aggregation.server_update import Diverged, check_finite
 from fl_server.aggregation.snapshot import Snapshot
+from fl_server.aggregation.task_model import CPU, master_layout, packed
 from fl_server.errors import model_of
 from fl_server.run_settings.config import RunConfig
 from protos.chunks import crc32c

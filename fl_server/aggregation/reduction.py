@@ -37,7 +37,7 @@ from algorithms.reducers.robust import (
     trimmed_maximum,
     trimmed_mean,
 )
-from fl_server.aggregation.bundles import CPU
+from fl_server.aggregation.task_model import CPU
 from fl_server.aggregation.updates import AcceptedUpdates, Source, by_block, device_of, joined, neighbours
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.sections import RoundSection

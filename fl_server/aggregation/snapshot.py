@@ -15,10 +15,9 @@ import algorithms as fl
 from algorithms import tree
 from algorithms.averaging import Averaging
 from algorithms.precision import master_dtype
-from fl_server.aggregation.bundles import CPU, blank, laid_out, master_layout
 from fl_server.aggregation.evaluation import EvaluatedModel
 from fl_server.aggregation.outside_task.remote_task import RemoteModel, RemoteTask
-from fl_server.aggregation.task_model import TaskModel, other_frozen
+from fl_server.aggregation.task_model import CPU, TaskModel, blank, laid_out, master_layout, other_frozen
 from fl_server.rounds.metrics import as_averaged
 from fl_server.run_settings.config import AveragingSection, RunConfig
 from fl_server.store.checkpoint_files import AveragedModel

@@ -24,10 +24,10 @@ from blake3 import blake3
 
 import algorithms as fl
 from algorithms.reference import KnownPart
-from fl_server.aggregation.bundles import CPU
+from fl_server.aggregation.task_model import CPU
 from fl_server.rounds.sampling import training_seed
 from fl_server.run_settings.config import RunConfig
-from fl_server.store.files import disk_errors
+from fl_server.store.errors import disk_errors
 from fl_server.store.spool.part_file import StoredUpdate
 from protos.codec import Entry, Layout, unpack
 from protos.encodings import PLAIN, EncodedLayout, EncodingSpec, decode_range, encoding_key

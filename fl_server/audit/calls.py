@@ -17,13 +17,12 @@ from typing import Any
 
 from fl_common.audit import AuditRow
 from fl_server import identity
-from fl_server.audit.log import AuditLog
-from fl_server.audit.writer import AuditRecord
+from fl_server.audit.log import AuditLog, AuditRecord
 from fl_server.errors import CertificateEnded, Forbidden, InvalidInput, Unauthenticated
 from fl_server.identity import ANYBODY, caller
 from fl_server.pages import Cursor, Entries, Position
 from fl_server.statuses import code_of
-from fl_server.store.database.ledger_audit import SCANNED
+from fl_server.store.database.store import SCANNED
 from fl_server.store.ledger import Ledger
 from protos.fl.v1 import admin_pb2 as pb
 from protos.wire import filled

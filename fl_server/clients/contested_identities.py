@@ -90,8 +90,6 @@ class ContestedIdentities:
 
     def __init__(self, sessions: Sessions, eligibility: Eligibility, metrics: Metrics) -> None:
         self._sessions, self._eligibility, self._metrics = sessions, eligibility, metrics
-        self._proven: dict[str, str] = {}
-        """The instance of each client that had an update admitted last."""
         self._contests: dict[str, Contest] = {}
         metrics.contested.set_function(lambda: float(self.flapping()))
 
@@ -99,11 +97,7 @@ class ContestedIdentities:
         """Take over, after a restart, the instances that were present and had updates counted."""
         for record in records:
             if record.present and record.updates_counted and record.instance_id:
-                self._proven[record.client_id] = record.instance_id
-
-    def update_admitted(self, session: Session) -> None:
-        """An update of this session was admitted."""
-        self._proven[session.client_id] = session.instance_id
+                self._sessions.proven[record.client_id] = record.instance_id
 
     async def settle(self, client_id: str, newcomer: Origin) -> bool:
         """Wait until the newcomer may open a session; True if that took time. Raises Contested if it may not."""
@@ -143,7 +137,6 @@ class ContestedIdentities:
 
     def forget(self, client_id: str) -> None:
         """Drop all that is known of the client."""
-        self._proven.pop(client_id, None)
         self._contests.pop(client_id, None)
 
     def _defended(self, client_id: str, newcomer: Origin) -> bool:
@@ -151,7 +144,7 @@ class ContestedIdentities:
         older = self._sessions.of(client_id)
         if older is None or older.stream is None or older.instance_id == newcomer.instance_id:
             return False
-        proven = self._proven.get(client_id)
+        proven = self._sessions.proven.get(client_id)
         if proven == newcomer.instance_id:
             return False  # the newcomer is the daemon that worked last; the other took its place while it was away
         return proven == older.instance_id or bool(self._eligibility.run_of(client_id))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,22 +19,20 @@ from pydantic import TypeAdapter, ValidationError
 from fl_common.files import atomic_writer
 from fl_common.rate_limits import TokenBuckets
 from fl_common.settings import Section, SettingsError
-from fl_server.audit.log import AuditLog
-from fl_server.audit.writer import AuditRecord
-from fl_server.clients.attendance import Attendance, Streams
+from fl_server.audit.log import AuditLog, AuditRecord
+from fl_server.clients.attendance import Attendance, Presence, Streams
 from fl_server.clients.client_records import ClientRecords, WorkCounts
 from fl_server.clients.contested_identities import ContestedIdentities
 from fl_server.clients.eligibility import Eligibility
 from fl_server.clients.quarantine import Quarantine
 from fl_server.clients.registration import Registration, unregistered
-from fl_server.clients.roster import Presence
 from fl_server.clients.sessions import Session, Sessions
 from fl_server.clients.transfer_limits import TransferLimits
 from fl_server.enrollment.grants import Revocations
-from fl_server.errors import Forbidden, UnknownSessionError, one_line
+from fl_server.errors import Forbidden, one_line
 from fl_server.metrics import Metrics
 from fl_server.settings.config import ServerConfig
-from fl_server.store.certificates import RevocationRecord
+from fl_server.store.database.ledger_certificates import RevocationRecord
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import HistoryRecord, QuarantineRecord
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -83,11 +80,6 @@ class Fleet:
         await self.records.note_resets(session.client_id, request.privacy_resets)
         self.eligibility.registered(request)
         return session, protocol
-
-    def update_admitted(self, session_id: str) -> None:
-        """An update was admitted in this session: its daemon is the one that works under the identity."""
-        with suppress(UnknownSessionError):  # a newer session has fenced it
-            self.contested.update_admitted(self.sessions.get(session_id))
 
     def keep_refusals(self, refusals: QuarantineRecord, why: HistoryRecord | None) -> None:
         """Keep a client's refusals, which are in the ledger. `why`: the history row of a new quarantine."""

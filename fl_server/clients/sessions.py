@@ -181,6 +181,8 @@ class Sessions:
         """The open transfers by client."""
         self._seen: dict[str, float] = {}
         """Unix time of each client's latest call or lost stream. In memory only: a call costs no write."""
+        self.proven: dict[str, str] = {}
+        """The instance of each client that had an update admitted last."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -213,6 +215,11 @@ class Sessions:
         require_name(session.client_id)
         self.sign_of_life(session.client_id)
         return session
+
+    def update_admitted(self, session_id: str) -> None:
+        """An update was admitted in this session: its daemon is the one that works under the identity."""
+        if (session := self._by_id.get(session_id)) is not None:  # else a newer session has fenced it
+            self.proven[session.client_id] = session.instance_id
 
     def sign_of_life(self, client_id: str) -> None:
         """The client was there until now."""
@@ -256,8 +263,9 @@ class Sessions:
             transfer.end(error)
 
     def forget(self, client_id: str) -> None:
-        """Drop the time of the client's latest sign of life."""
+        """Drop all that is known of the client."""
         self._seen.pop(client_id, None)
+        self.proven.pop(client_id, None)
 
     def push(self, client_id: str, message: AttendResponse) -> bool:
         """Push a message if the client is attached. False if it is not."""

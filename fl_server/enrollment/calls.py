@@ -20,8 +20,7 @@ from fl_common.certificates.names import hosts_of
 from fl_common.rate_limits import TokenBucket, TokenBuckets, network_of
 from fl_common.settings import is_loopback, split_address
 from fl_server import identity
-from fl_server.audit.log import AuditLog
-from fl_server.audit.writer import AuditRecord
+from fl_server.audit.log import AuditLog, AuditRecord
 from fl_server.enrollment.grants import Revocations, TokenActions, TokenSpec, state_of
 from fl_server.enrollment.issuing import Issued, Issuer
 from fl_server.errors import Forbidden, InvalidInput, LimitExceeded, NotConfigured, NotEnrolled, ServerError, TooMany
@@ -30,7 +29,12 @@ from fl_server.metrics import Metrics
 from fl_server.pages import Cursor, Entries, Position
 from fl_server.settings.config import ServerConfig
 from fl_server.settings.sections import EnrollmentConfig
-from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, RevocationKind, RevocationRecord
+from fl_server.store.database.ledger_certificates import (
+    CertificateRecord,
+    EnrollmentRecord,
+    RevocationKind,
+    RevocationRecord,
+)
 from fl_server.store.ledger import Ledger
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import enrollment_pb2 as device_pb

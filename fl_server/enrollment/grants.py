@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from fl_common.names import check_id
 from fl_server.errors import InvalidInput, NoSuchToken, NotEnrolled, one_line
 from fl_server.identity import Identity
-from fl_server.store.certificates import (
+from fl_server.store.database.ledger_certificates import (
     CertificateRecord,
     EnrollmentRecord,
     RevocationKind,

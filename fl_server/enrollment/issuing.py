@@ -28,7 +28,12 @@ from fl_server.enrollment.grants import Revocations, parse_token
 from fl_server.errors import InvalidInput, NotConfigured, NotEnrolled, short
 from fl_server.identity import Identity
 from fl_server.settings.sections import EnrollmentConfig
-from fl_server.store.certificates import CERTIFICATES_KEPT_S, CertificateRecord, EnrollmentRecord, NotSpent
+from fl_server.store.database.ledger_certificates import (
+    CERTIFICATES_KEPT_S,
+    CertificateRecord,
+    EnrollmentRecord,
+    NotSpent,
+)
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import ClientRecord, HistoryRecord
 from protos.fl.v1 import admin_pb2 as pb

@@ -5,11 +5,10 @@ from __future__ import annotations
 from fl_server.rounds.effects import Announce, Commit, EndRun
 from fl_server.rounds.ending import cancel, cancelled, end, ended
 from fl_server.rounds.events import EndRequested, Evaluated, ModelCommitted, Source, StepComputed
-from fl_server.rounds.metrics import has_evaluation
+from fl_server.rounds.metrics import has_evaluation, missing_metric, stop_reason
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.selecting import lost_states, next_round, restart_round, select
 from fl_server.rounds.state import Phase, Result, RoundState, replace
-from fl_server.rounds.stop_rules import missing_metric, stop_reason
 
 
 def stepped(state: RoundState, event: StepComputed) -> Result:

@@ -63,9 +63,9 @@ from fl_server.rounds.collecting import (
 from fl_server.rounds.committing import committed, evaluated, go_on, stepped
 from fl_server.rounds.ending import diverged, end, time_used
 from fl_server.rounds.events import Extended, PauseRequested, ResumeRequested, RosterChanged
-from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.metrics import Judged
 from fl_server.rounds.restoring import carry_on
-from fl_server.rounds.sampling import by_id
+from fl_server.rounds.sampling import RoundPolicy, by_id
 from fl_server.rounds.secure import round_spoiled, stage_answered, take_graph
 from fl_server.rounds.selecting import (
     given_up,
@@ -77,7 +77,6 @@ from fl_server.rounds.selecting import (
     select,
 )
 from fl_server.rounds.state import STAGES, Phase, Result, RoundState, Rule, UnexpectedEvent, replace
-from fl_server.rounds.stop_rules import Judged
 
 
 def roster(state: RoundState, event: RosterChanged) -> Result:

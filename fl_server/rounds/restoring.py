@@ -26,11 +26,11 @@ from fl_server.rounds.committing import awaited_evaluations, go_on
 from fl_server.rounds.effects import EndRun
 from fl_server.rounds.ending import cancel, end_by_fault, ended, training_diverges
 from fl_server.rounds.events import Accepted, Graph, RoundRestored, Source
+from fl_server.rounds.metrics import Evaluation, Judged, stop_reason
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.secure import abandon
 from fl_server.rounds.selecting import lost_states, restart_round
 from fl_server.rounds.state import AFTER_MASKS, BEFORE_MASKS, Phase, Result, RoundState, replace
-from fl_server.rounds.stop_rules import Evaluation, Judged, stop_reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from fl_server.rounds.by_client import Arrivals, BufferedUpdate, ByClient, Failed, Lost, Refused, Work
 from fl_server.rounds.effects import Effect
 from fl_server.rounds.events import Accepted, EndStatus, Event, Graph, Source
-from fl_server.rounds.policy import RoundPolicy
-from fl_server.rounds.sampling import within_population
-from fl_server.rounds.stop_rules import Judged
+from fl_server.rounds.metrics import Judged
+from fl_server.rounds.sampling import RoundPolicy, within_population
 
 _NOT_JUDGED = Judged()
 

@@ -1,4 +1,4 @@
-"""Who may do what: the roles that a method asks for, the owners of runs, and the fewest updates of a model.
+"""Who may see and change what: the owners of runs, and the fewest updates of a model.
 
 An operator sees and changes its own runs and those without an owner. A viewer sees all, an admin sees and changes all.
 Where callers have no identity, every run is everybody's. A run that the caller may not see is unknown to it: the answer
@@ -10,12 +10,8 @@ who is no admin gets no such model: not by the run's settings, and not by an exp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from fl_common.certificates.names import ROLES
-from fl_server.errors import Forbidden, InvalidInput, NoSuchRun, TooFewUpdates, Unauthenticated
+from fl_server.errors import Forbidden, InvalidInput, NoSuchRun, TooFewUpdates
 from fl_server.identity import ANYBODY, Identity, caller
-from fl_server.rpc.methods import ADMIN, METHODS
 from fl_server.run.run import Run
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.privacy import hides_cohorts
@@ -30,47 +26,6 @@ from fl_server.store.records import CommitRecord, HistoryRecord
 HIDDEN = HIDDEN_RUN
 """Stands for the id of a run that the caller may not see."""
 _SEE_ALL, _CHANGE_ALL = frozenset({"viewer", "admin"}), frozenset({"admin"})
-
-
-def require_role(who: Identity, allowed: frozenset[str] | None, *, trusts_everybody: bool) -> None:
-    """Raise unless the caller has one of the roles.
-
-    Args:
-        who: the caller.
-        allowed: the method's row; None: it has none.
-        trusts_everybody: whether a caller without an identity may call every method that has a row.
-
-    Raises:
-        Unauthenticated: the caller has no identity.
-        Forbidden: none of its roles is allowed, or the method has no row.
-    """
-    if allowed is None:
-        raise Forbidden(str(who), "a row for this method in the table of roles")
-    if not allowed.isdisjoint(who.roles) or (trusts_everybody and who is ANYBODY):
-        return
-    if who is ANYBODY:
-        sources = "a certificate (admin_listen) or a token (token_listen)" if "admin" in allowed else "a certificate"
-        raise Unauthenticated(f"needed: {roles_text(allowed)}, by {sources}")
-    raise Forbidden(str(who), roles_text(allowed), ordered(allowed))
-
-
-def methods_of(who: Identity) -> list[str]:
-    """Names of the operators' methods that the caller may call, in order. ANYBODY: all, where it may call any."""
-    mine = ((name, method.roles) for name, method in METHODS.items() if name.startswith(ADMIN))
-    return sorted(
-        name.removeprefix(ADMIN) for name, allowed in mine if who is ANYBODY or not allowed.isdisjoint(who.roles)
-    )
-
-
-def roles_text(roles: Iterable[str]) -> str:
-    """The roles in words: "the role viewer, operator or admin"."""
-    *others, last = ordered(roles)
-    return f"the role {', '.join(others)} or {last}" if others else f"the role {last}"
-
-
-def ordered(roles: Iterable[str]) -> list[str]:
-    """Roles in the order of ROLES."""
-    return [role for role in ROLES if role in roles]
 
 
 def with_owner(config: RunConfig) -> RunConfig:

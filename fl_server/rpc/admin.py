@@ -15,9 +15,10 @@ from fl_server.enrollment.calls import EnrollmentCalls
 from fl_server.enrollment.issuing import Authorities
 from fl_server.errors import InvalidInput, NotConfigured
 from fl_server.identity import ANYBODY, actor, caller
-from fl_server.rpc.access import methods_of, ordered, with_floor, with_owner
+from fl_server.rpc.access import with_floor, with_owner
 from fl_server.rpc.clients import ClientCalls
 from fl_server.rpc.lists import HistoryCalls, ListCalls
+from fl_server.rpc.methods import methods_of, ordered
 from fl_server.rpc.models import InitialModels, ModelExports
 from fl_server.rpc.overview import OverviewCalls
 from fl_server.rpc.releases import ReleaseCalls

@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fl_server.errors import NoSuchService
 from fl_server.metrics import Metrics
+from fl_server.rpc.call_limits import CallLimits
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.open_calls import CallLimits
 from fl_server.rpc.ports import LastingServer, Port
 
 Status: TypeAlias = int

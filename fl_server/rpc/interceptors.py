@@ -21,15 +21,12 @@ from fl_server.audit.calls import AuditedMethod
 from fl_server.audit.log import AuditLog
 from fl_server.clients.client_records import ClientRecords
 from fl_server.enrollment.grants import Revocations
-from fl_server.errors import Unauthenticated
+from fl_server.errors import Forbidden, Unauthenticated
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
-from fl_server.rpc.access import require_role
-from fl_server.rpc.methods import EVERYONE, METHODS, WORKERS, Method, RequestLimit
-from fl_server.rpc.open_calls import CallLimits, ExpiringCalls, OpenCall
-from fl_server.rpc.requests import BadRequest, parse
+from fl_server.rpc.call_limits import BadRequest, CallLimits, ExpiringCalls, OpenCall, parse
+from fl_server.rpc.methods import EVERYONE, METHODS, WORKERS, Method, RequestLimit, ordered, roles_text
 from fl_server.statuses import abort, code_of, log_error
-from fl_server.timeouts import TimeLimit
 from protos.wire import BROWSER_ADDRESS
 
 _STALL_S, _RETRY_S = 60.0, 1.0
@@ -74,6 +71,28 @@ class CallPolicy:
     """Whether its one caller names the address that it calls for in each call, as the web process does."""
     methods: Mapping[str, Method] = field(default_factory=lambda: METHODS)
     """Those that the port serves."""
+
+
+def require_role(who: Identity, allowed: frozenset[str] | None, *, trusts_everybody: bool) -> None:
+    """Raise unless the caller has one of the roles.
+
+    Args:
+        who: the caller.
+        allowed: the method's row; None: it has none.
+        trusts_everybody: whether a caller without an identity may call every method that has a row.
+
+    Raises:
+        Unauthenticated: the caller has no identity.
+        Forbidden: none of its roles is allowed, or the method has no row.
+    """
+    if allowed is None:
+        raise Forbidden(str(who), "a row for this method in the table of roles")
+    if not allowed.isdisjoint(who.roles) or (trusts_everybody and who is ANYBODY):
+        return
+    if who is ANYBODY:
+        sources = "a certificate (admin_listen) or a token (token_listen)" if "admin" in allowed else "a certificate"
+        raise Unauthenticated(f"needed: {roles_text(allowed)}, by {sources}")
+    raise Forbidden(str(who), roles_text(allowed), ordered(allowed))
 
 
 def _refusal_of(error: Exception) -> str | None:
@@ -178,7 +197,7 @@ class _Call:
         """The call's one request. Raises InvalidInput, NotNow."""
         stall_s = self.policy.stall_s
         try:
-            with TimeLimit(stall_s):
+            async with asyncio.timeout(stall_s):
                 raw = await context.read()
         except TimeoutError:
             raise errors.NotNow(f"no request came within {stall_s:g} s", _RETRY_S, routine=True) from None

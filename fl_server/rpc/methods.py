@@ -16,13 +16,13 @@ audit log is for an admin: it names callers and addresses of all. An auditor get
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fl_common.certificates.names import OPERATOR_ROLES, ROLES
 from fl_server.audit.calls import Recorded
-from fl_server.identity import ANYBODY
+from fl_server.identity import ANYBODY, Identity
 from protos.wire import MAX_MESSAGE_BYTES
 
 ADMIN = "/fl.v1.Admin/"
@@ -220,3 +220,22 @@ WEB_METHODS = frozenset(
 def largest_request(prefix: str) -> int:
     """Bytes of the largest request of the methods whose names begin with this."""
     return max(method.limit.size_bytes for name, method in METHODS.items() if name.startswith(prefix))
+
+
+def methods_of(who: Identity) -> list[str]:
+    """Names of the operators' methods that the caller may call, in order. ANYBODY: all, where it may call any."""
+    mine = ((name, method.roles) for name, method in METHODS.items() if name.startswith(ADMIN))
+    return sorted(
+        name.removeprefix(ADMIN) for name, allowed in mine if who is ANYBODY or not allowed.isdisjoint(who.roles)
+    )
+
+
+def roles_text(roles: Iterable[str]) -> str:
+    """The roles in words: "the role viewer, operator or admin"."""
+    *others, last = ordered(roles)
+    return f"the role {', '.join(others)} or {last}" if others else f"the role {last}"
+
+
+def ordered(roles: Iterable[str]) -> list[str]:
+    """Roles in the order of ROLES."""
+    return [role for role in ROLES if role in roles]

@@ -25,8 +25,7 @@ from fl_server.runs.coordinator import Coordinator
 from fl_server.runs.creation import unusable
 from fl_server.services import Services
 from fl_server.store.checkpoints import AVERAGED, COMMITTED, INITIAL
-from fl_server.store.errors import NoCheckpoint
-from fl_server.store.files import disk_errors, open_file_digest
+from fl_server.store.errors import NoCheckpoint, disk_errors, open_file_digest
 from fl_server.store.uploaded_models import Upload, WrongBytes, is_safetensors
 from fl_server.uploads.stream import StallTimeout
 from protos.chunks import ChunkError, check_chunk

@@ -11,8 +11,8 @@ from typing import Any
 import grpc.aio
 
 from fl_common.program import impetus_version
+from fl_server.clients.attendance import Presence
 from fl_server.clients.fleet import Fleet
-from fl_server.clients.roster import Presence
 from fl_server.errors import InvalidInput
 from fl_server.pages import Cursor, Entries, Position
 from fl_server.rounds.state import Phase

@@ -20,7 +20,7 @@ from fl_server.pages import Cursor, Entries, Position
 from fl_server.rounds.releases import Device, DeviceState, Kind, Release, Rules
 from fl_server.rpc.access import OperatorCalls, require_owner, sees
 from fl_server.rpc.downloads import digest_in
-from fl_server.run.evaluation_metrics import check_values
+from fl_server.run.evaluations import check_values
 from fl_server.runs.staging import Kept, Staging
 from fl_server.store.database.ledger_releases import ReleaseRecord
 from fl_tasks.metrics import MAX_METRICS, wrong_name

@@ -18,26 +18,25 @@ from google.protobuf.message import Message
 
 from fl_common.metrics import package_version
 from fl_common.settings import split_address
-from fl_server.audit.writer import AuditRecord
+from fl_server.audit.log import AuditRecord
 from fl_server.clients.eligibility import Work
 from fl_server.clients.fleet import Fleet
 from fl_server.clients.registration import check_availability
 from fl_server.clients.sessions import Transfer
 from fl_server.errors import InvalidInput, NoCommonProtocol, NoSuchRun, NotNow
 from fl_server.identity import ANYBODY, address, caller
+from fl_server.rpc.call_limits import MOST_VALUES, VALUES_A_TENSOR, parse_request
 from fl_server.rpc.downloads import Download, digest_in
 from fl_server.rpc.releases import reported_device
-from fl_server.rpc.requests import MOST_VALUES, VALUES_A_TENSOR, parse_request
 from fl_server.run.failures import MAX_NOTE, Reason
 from fl_server.run.lost_states import InvalidLossReport
 from fl_server.run.run import Run
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.store.errors import StoreFull
-from fl_server.timeouts import TimeLimit
 from fl_server.uploads.part_receiver import BUSY_WAIT_S
 from fl_server.uploads.receiver import UploadReceiver
-from fl_server.uploads.stream import Request, Requests, part_of
+from fl_server.uploads.stream import Request, Requests, TimeLimit, part_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
 from protos.fl.v1.coordinator_pb2 import FailureReason
@@ -150,7 +149,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 with self._fleet.sessions.transfer(header.session_id) as transfer:
                     receipt = await self._submit(transfer, header, requests)
                     if receipt.admitted:
-                        self._fleet.update_admitted(header.session_id)
+                        self._fleet.sessions.update_admitted(header.session_id)
                     return pb.SubmitUpdateResponse(receipt=receipt)
 
     async def _submit(self, transfer: Transfer, header: UpdateHeader, requests: Requests) -> Receipt:

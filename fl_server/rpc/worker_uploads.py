@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from fl_server.admission.reading import UpdateContent
+from fl_server.admission.norms import UpdateContent
 from fl_server.aggregation.updates import HeldUpdate
 from fl_server.clients.sessions import Transfer
 from fl_server.errors import InvalidInput, NotNow, UploadBroken
 from fl_server.services import Services
 from fl_server.settings.config import ServerConfig
-from fl_server.store.database.ledger_objects import StoredFile
+from fl_server.store.database.store import StoredFile
 from fl_server.store.errors import StoreError, StoreFull, StoreUnavailable
 from fl_server.store.spool.part_file import PartBusy
 from fl_server.store.spool.spool import TooManyUnfinished

@@ -16,8 +16,8 @@ import structlog
 from fl_server import identity
 from fl_server.errors import Forbidden, NoSuchRun, Revoked
 from fl_server.identity import ANYBODY, Identity
+from fl_server.rpc.call_limits import ExpiringCalls
 from fl_server.rpc.downloads import Download, digest_in, resource_messages
-from fl_server.rpc.open_calls import ExpiringCalls
 from fl_server.rpc.worker_uploads import Reports, WorkerUpload, next_report, report_bytes
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
@@ -113,7 +113,7 @@ class WorkersService(worker_pb2_grpc.WorkersServicer):
                         yield pb.ReceiveUpdateResponse(receipt=receipt)
                     except Decided as decided:
                         if decided.receipt.admitted:
-                            self._fleet.update_admitted(header.session_id)
+                            self._fleet.sessions.update_admitted(header.session_id)
                         yield pb.ReceiveUpdateResponse(receipt=decided.receipt)
 
     async def SendResource(self, request_iterator: Reports, context: Context) -> AsyncIterator[pb.SendResourceResponse]:

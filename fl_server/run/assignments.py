@@ -27,7 +27,7 @@ from fl_server.rounds.sampling import training_seed
 from fl_server.rounds.state import STAGES, Phase
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
-from fl_server.run.deadline import Deadline
+from fl_server.run.failures import Deadline
 from fl_server.run.secure_stages import SecureStages
 from fl_server.run_settings.config import AlgorithmSection, RunConfig
 from fl_server.run_settings.sections import LocalSection

@@ -24,9 +24,8 @@ from fl_server.rounds.sampling import draw_evaluators
 from fl_server.run.client_warnings import warn_of_label_order
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl, with_turns
-from fl_server.run.deadline import time_left_written
-from fl_server.run.evaluation_metrics import check_report, plain_sums, with_sums
-from fl_server.run.server_evaluations import prune_checkpoints, record_metrics
+from fl_server.run.evaluations import check_report, plain_sums, prune_checkpoints, record_metrics, with_sums
+from fl_server.run.failures import time_left_written
 from fl_server.store.records import ClientEvaluation
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.tensor_pb2 import Resource

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+from fl_server.privacy_accounts import Stated
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
-from fl_server.run.privacy import Stated
 from fl_server.run.totals import Share
 from fl_server.store.records import ClientEvaluation, HistoryRecord
 

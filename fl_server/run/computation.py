@@ -24,9 +24,9 @@ from fl_server.rounds import events as ev
 from fl_server.rounds.metrics import as_received
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
+from fl_server.run.evaluations import ServerEvaluations
 from fl_server.run.round_statistics import why_short
 from fl_server.run.secure_stages import SecureStages
-from fl_server.run.server_evaluations import ServerEvaluations
 from fl_server.store.errors import StoreError
 from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
 from fl_server.store.spool.part_file import SpoolSource

@@ -11,10 +11,10 @@ from fl_server.aggregation.methods import keeps_client_state
 from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.clients.fleet import Fleet
 from fl_server.metrics import Metrics
+from fl_server.privacy_accounts import Account
 from fl_server.rounds.metrics import Directions
 from fl_server.run.client_states import ClientStates
 from fl_server.run.models import ModelSource, ModelStore
-from fl_server.run.privacy import Account
 from fl_server.run.progress import CohortLog, RoundTrace, Watchers
 from fl_server.run.rounds import RunCounters, RunRounds
 from fl_server.run.totals import Draw, LabelOrder

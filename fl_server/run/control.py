@@ -18,6 +18,7 @@ import structlog
 
 from algorithms import AlgorithmError
 from fl_server.errors import RunBroke, WrongState
+from fl_server.privacy_accounts import Account
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.rounds.machine import advance, applies
@@ -25,7 +26,6 @@ from fl_server.rounds.state import STAGES, Phase, RoundState, UnexpectedEvent
 from fl_server.rounds.state import replace as replace_state
 from fl_server.run.context import RunContext
 from fl_server.run.eligible import EligibleClients
-from fl_server.run.privacy import Account
 from fl_server.run.progress import Progress
 from fl_server.run.record import RunStatus
 from fl_server.run.tasks import RunTasks

@@ -23,12 +23,11 @@ from fl_server.run.client_warnings import warn_of_low_shares, warn_of_missing_me
 from fl_server.run.computation import RoundComputation
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl, with_turns
-from fl_server.run.deadline import Deadline, whole_time
-from fl_server.run.failures import Reason
+from fl_server.run.evaluations import ServerEvaluations, prune_checkpoints
+from fl_server.run.failures import Deadline, Reason, whole_time
 from fl_server.run.lost_states import LostStates
 from fl_server.run.progress import Progress
 from fl_server.run.secure_stages import SecureStages
-from fl_server.run.server_evaluations import ServerEvaluations, prune_checkpoints
 from fl_server.run.status import why_waiting
 from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError

@@ -20,11 +20,11 @@ from fl_server.rounds.selecting import next_round
 from fl_server.rounds.state import Phase
 from fl_server.run.client_warnings import missing_members, warn_of_low_shares
 from fl_server.run.context import RunContext
-from fl_server.run.deadline import time_after_restart
 from fl_server.run.effects import release_round
+from fl_server.run.evaluations import prune_checkpoints
+from fl_server.run.failures import time_after_restart
 from fl_server.run.restore_round import restore_round_under_way, resume_deadline
 from fl_server.run.run import Run
-from fl_server.run.server_evaluations import prune_checkpoints
 from fl_server.run.totals import Draw
 from fl_server.store.errors import NoOpenFiles, StoreError, StoreFull, StoreUnavailable
 from fl_server.store.records import ENDED, CommitRecord, HistoryRecord

@@ -14,7 +14,7 @@ from fl_server.rounds.by_client import BufferedUpdate, Failed, Refused, Work
 from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
 from fl_server.rounds.state import Phase, RoundState, replace
 from fl_server.run.computation import update_sources
-from fl_server.run.deadline import whole_time
+from fl_server.run.failures import whole_time
 from fl_server.run.run import Run
 from fl_server.store.database.store import Store
 from fl_server.store.records import AttemptRecord, FailureRecord, HistoryRecord, UpdateRecord

@@ -9,10 +9,9 @@ from statistics import fmean
 
 from fl_server.aggregation.server_update import ServerUpdateStats
 from fl_server.metrics import Metrics
-from fl_server.rounds.metrics import Criterion, has_evaluation
+from fl_server.privacy_accounts import Stated
+from fl_server.rounds.metrics import Best, Criterion, Evaluation, Judged, best_round, has_evaluation
 from fl_server.rounds.state import Phase
-from fl_server.rounds.stop_rules import Best, Evaluation, Judged, best_round
-from fl_server.run.privacy import Stated
 from fl_server.run.round_statistics import MOST_STALE, ClientTransfers, RoundStatistics, RunBytes
 from fl_server.run.totals import ClientShares, Draw, RoundSums, SettledRounds, criteria
 from fl_server.store.records import CommitRecord, TotalsRecord

@@ -18,7 +18,7 @@ from fl_server.aggregation.outgoing import Broadcast
 from fl_server.aggregation.privacy import seed_of_draws
 from fl_server.rounds import effects
 from fl_server.rounds.state import replace
-from fl_server.run import deadline
+from fl_server.run import failures
 from fl_server.run.context import RunContext, RunDependencies
 from fl_server.run.control import RunControl
 from fl_server.run.effects import Effects, RunParts
@@ -62,7 +62,7 @@ class Run(RunControl):
         """Start processing events and counting time. Tasks that already run go on."""
         self.context.metrics.reported.started(self.id)
         self.ensure("events", self.process_events())
-        self.ensure("time", deadline.count_wall_time(self))
+        self.ensure("time", failures.count_wall_time(self))
         self.ensure("deadline", self._save_times_regularly())
         self.fleet_changed()
 
@@ -94,7 +94,7 @@ class Run(RunControl):
 
     async def _save_times_regularly(self) -> None:
         while not self.ended:
-            await asyncio.sleep(deadline.SAVE_EVERY_S)
+            await asyncio.sleep(failures.SAVE_EVERY_S)
             await self._save_times()
             if self.run_status.waiting_reason:  # a client may be lost for long enough now
                 self.eligible.invalidate()

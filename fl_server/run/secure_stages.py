@@ -33,8 +33,7 @@ from fl_server.rounds.secure import ANSWERS
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
-from fl_server.run.deadline import whole_time
-from fl_server.run.failures import Reason
+from fl_server.run.failures import Reason, whole_time
 from fl_server.run.submissions import Submissions
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.records import AnswerRecord, HistoryRecord, StageRecord

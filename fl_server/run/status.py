@@ -13,8 +13,8 @@ from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.client_evaluations import ClientEvaluations
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
-from fl_server.run.deadline import Deadline
 from fl_server.run.eligible import counted, described, labels_text
+from fl_server.run.failures import Deadline
 from fl_server.run.round_statistics import ClientTransfer, ClientTransfers
 
 

@@ -14,9 +14,8 @@ from itertools import islice
 
 import structlog
 
-from fl_server.admission.client_rules import registered_data
+from fl_server.admission.client_rules import MaskedGate, registered_data
 from fl_server.admission.gate import AdmissionGate, Collecting, build_gate
-from fl_server.admission.masked import MaskedGate
 from fl_server.clients.quarantine import fault_of
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median_low
 from typing import Any, NamedTuple, Self
 
-from fl_server.rounds.metrics import BY_ACCURACY, BY_LOSS, Criterion, has_evaluation
-from fl_server.rounds.stop_rules import Best, Judged
+from fl_server.rounds.metrics import BY_ACCURACY, BY_LOSS, Best, Criterion, Judged, has_evaluation
 from fl_server.run.round_statistics import RoundStatistics
 from fl_server.store.records import ClientEvaluation, CommitRecord
 

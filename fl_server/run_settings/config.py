@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 
 from fl_common.names import VERSION_PATTERN
-from fl_server.rounds.metrics import LOSS, Criterion, Directions, by_clients, of_averaged
-from fl_server.rounds.policy import RoundPolicy
-from fl_server.rounds.stop_rules import StopPolicy
+from fl_server.rounds.metrics import LOSS, Criterion, Directions, StopPolicy, by_clients, of_averaged
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.run_settings.privacy import (
     PrivacySection,
     SecureAggregationSection,

@@ -17,7 +17,7 @@ from fl_server.run.restore import reload_ended
 from fl_server.run.run import Run
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.sections import MAX_COUNT, MAX_SECONDS
-from fl_server.runs.loading import RunLoading
+from fl_server.runs.creation import RunLoading
 from fl_server.runs.table import RunTable, require_state
 from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.records import HistoryRecord

@@ -17,14 +17,12 @@ from fl_server.run.client_states import accepted_outcome, not_needed_outcome, un
 from fl_server.run.run import Run
 from fl_server.runs.actions import RunActions
 from fl_server.runs.attention import ClientAttention
-from fl_server.runs.creation import RunCreation
-from fl_server.runs.deletion import Deletions, Retention
+from fl_server.runs.creation import RunCreation, RunLoading
 from fl_server.runs.gauges import RunsCollector
-from fl_server.runs.loading import RunLoading
 from fl_server.runs.packages import Packages
 from fl_server.runs.releases import Releases
 from fl_server.runs.restoration import Restoration
-from fl_server.runs.table import Audit, RunTable
+from fl_server.runs.table import Audit, Deletions, Retention, RunTable
 from fl_server.services import Services
 from fl_server.store.checkpoints import INITIAL
 from fl_server.store.errors import StoreError

@@ -20,7 +20,7 @@ from fl_server.rounds.releases import Device, DeviceState, Kind, Rules, Work
 from fl_server.runs.staging import Kept, Staging
 from fl_server.services import Services
 from fl_server.store.database.ledger_releases import ReleaseRecord
-from fl_server.store.files import disk_errors
+from fl_server.store.errors import disk_errors
 from fl_server.store.records import ClientRecord, HistoryRecord
 from fl_server.store.uploaded_models import PACKAGES
 from protos.fl.v1 import coordinator_pb2 as pb

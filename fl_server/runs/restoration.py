@@ -15,12 +15,11 @@ from fl_server.aggregation.methods import outside_names
 from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.errors import InvalidInput, one_line
 from fl_server.outside_calls import CallTimedOut
-from fl_server.run.evaluation_metrics import directions_of, with_direction
+from fl_server.run.evaluations import directions_of, with_direction
 from fl_server.run.restore import continue_run, restore_run
 from fl_server.run_settings.spec import from_stored
-from fl_server.runs.deletion import Deletions
-from fl_server.runs.loading import RunLoading, in_its_own_process
-from fl_server.runs.table import RunTable
+from fl_server.runs.creation import RunLoading, in_its_own_process
+from fl_server.runs.table import Deletions, RunTable
 from fl_server.services import Services
 from fl_server.store.errors import StoreFull, StoreUnavailable
 from fl_server.store.ledger import RETRY_S

@@ -29,8 +29,7 @@ from safetensors.torch import save_file
 from algorithms.averaging import Averaging, Term, mean_of, stepped
 from fl_common.files import fsync_path
 from fl_common.settings import parse_json
-from fl_server.store.errors import StoreError
-from fl_server.store.files import disk_error, disk_errors, file_digest, remove_folder
+from fl_server.store.errors import StoreError, disk_error, disk_errors, file_digest, remove_folder
 from fl_server.store.objects.files import StoredFiles
 from protos.digests import digest_text
 

@@ -40,8 +40,7 @@ from fl_server.store.checkpoint_files import (
     write_meta,
     write_tensors,
 )
-from fl_server.store.errors import NoCheckpoint, StoreError
-from fl_server.store.files import check_id, disk_errors, remove_folder, run_folder
+from fl_server.store.errors import NoCheckpoint, StoreError, check_id, disk_errors, remove_folder, run_folder
 from fl_server.store.objects.bucket import DamagedObject
 from fl_server.store.objects.files import StoredFiles
 

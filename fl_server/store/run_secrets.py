@@ -24,8 +24,7 @@ from typing import Any
 from fl_common.files import atomic_writer, make_folders
 from fl_common.privacy.secret_stream import SECRET_BYTES
 from fl_common.settings import parse_json
-from fl_server.store.errors import StoreError
-from fl_server.store.files import disk_errors
+from fl_server.store.errors import StoreError, disk_errors
 from fl_server.store.objects.bucket import Bucket
 from fl_server.store.objects.files import StoredFiles
 from fl_server.store.records import ChargeRecord

@@ -13,9 +13,8 @@ from typing import Any, Self
 
 from fl_common.files import FileLock, FileLocked, atomic_writer, fsync_path, make_folders
 from fl_common.settings import parse_json
-from fl_server.store.database.ownership import Home
-from fl_server.store.errors import StoreError
-from fl_server.store.files import disk_errors
+from fl_server.store.database.transactions import Home
+from fl_server.store.errors import StoreError, disk_errors
 
 LOCK = "lock"
 MARKER = "impetus-state.json"

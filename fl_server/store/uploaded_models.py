@@ -29,8 +29,7 @@ from blake3 import blake3
 
 from fl_common.files import fsync_path, make_folders
 from fl_common.settings import parse_json
-from fl_server.store.errors import StoreError
-from fl_server.store.files import disk_errors, file_digest
+from fl_server.store.errors import StoreError, disk_errors, file_digest
 from fl_server.store.objects.files import StoredFiles
 
 MOST, KEPT_S = 2, 3600.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from fl_server.admission.reading import UpdateContent
+from fl_server.admission.norms import UpdateContent
 from fl_server.clients.transfer_limits import Excess, TransferLimits
 from fl_server.errors import NotNow, ServerError, UploadBroken
 from fl_server.metrics import Metrics

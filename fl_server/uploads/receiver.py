@@ -18,10 +18,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
-from fl_server.admission.client_rules import UpdateRefused, epochs_of
+from fl_server.admission.client_rules import MaskedGate, UpdateRefused, epochs_of
 from fl_server.admission.gate import AdmissionGate
-from fl_server.admission.masked import MaskedGate
-from fl_server.admission.reading import UpdateContent
+from fl_server.admission.norms import UpdateContent
 from fl_server.aggregation.updates import Source
 from fl_server.clients.sessions import Transfer
 from fl_server.errors import UploadBroken

@@ -26,8 +26,7 @@ from fl_common.certificates.pem import PemWatcher
 from fl_common.own_secrets import new_key, new_secret
 from fl_common.settings import SettingsError
 from fl_server import identity
-from fl_server.audit.log import AuditLog
-from fl_server.audit.writer import AuditRecord
+from fl_server.audit.log import AuditLog, AuditRecord
 from fl_server.enrollment.grants import Revocations
 from fl_server.errors import Forbidden, TooMany, Unauthenticated
 from fl_server.identity import Identity, of_certificate

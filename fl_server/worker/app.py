@@ -25,10 +25,10 @@ from fl_common.settings import SettingsError, split_address
 from fl_server.app import STOP_S, end_in_time, listen_to_signals
 from fl_server.clients.transfer_limits import TransferLimits
 from fl_server.metrics import WORKER_BUILD_INFO, Metrics
+from fl_server.rpc.call_limits import CallLimits
 from fl_server.rpc.health import Health
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.listening import Certificates
-from fl_server.rpc.open_calls import CallLimits
 from fl_server.rpc.ports import (
     EXTRA_CALLS,
     Connections,
@@ -46,8 +46,7 @@ from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import ledger_of
 from fl_server.uploads.part_receiver import Disk
 from fl_server.worker.link import Link, Terms
-from fl_server.worker.resources import Copies
-from fl_server.worker.service import DataService, handlers
+from fl_server.worker.service import Copies, DataService, handlers
 from fl_server.worker.upload import WorkerFiles
 
 log = structlog.get_logger()

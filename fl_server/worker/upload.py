@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from fl_server.admission.reading import UpdateContent, read_update
+from fl_server.admission.norms import UpdateContent, read_update
 from fl_server.aggregation.updates import (
     Decoding,
     EncodedUpdate,
@@ -27,15 +27,13 @@ from fl_server.aggregation.updates import (
     buffers_in,
     read_block,
 )
-from fl_server.store.database.ledger_objects import StoredFile
-from fl_server.store.errors import StoreError, StoreFull
-from fl_server.store.files import file_digest
+from fl_server.store.database.store import StoredFile
+from fl_server.store.errors import StoreError, StoreFull, file_digest
 from fl_server.store.objects.bucket import Bucket, LocalCache, ObjectReader
 from fl_server.store.objects.files import PART_BYTES, StoredFiles
 from fl_server.store.spool.spool import Spool
 from fl_server.uploads.part_receiver import Decided, spool_key
-from fl_server.worker.link import Link, caller_now
-from fl_server.worker.transfer import CoordinatedTransfer, EarlyAnswer
+from fl_server.worker.link import CoordinatedTransfer, EarlyAnswer, Link, caller_now
 from protos.codec import Layout, digest_bytes
 from protos.encodings import PLAIN, EncodingSpec
 from protos.fl.v1 import worker_pb2 as pb

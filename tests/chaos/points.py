@@ -77,7 +77,7 @@ PRIVATE = (Write("run's secret", f"{SECRETS}.make"), Write("charge's outside cou
 """Passed by a run with privacy of clients: the first when it is created, the second in every round."""
 OF_WORKERS = (
     # The machine's copy of a resource, in a worker; the upload that a worker may write, at the coordinator.
-    Write("resource's copy", "fl_server.worker.resources:Copies._fetch"),
+    Write("resource's copy", "fl_server.worker.service:Copies._fetch"),
     Write("reservation", f"{SPOOL}.reserve", 2),
 )
 """Passed in every round whose bytes workers move, with the first writes of an upload in the workers."""

@@ -10,15 +10,14 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry
 
-from fl_server import timeouts
 from fl_server.audit.log import AuditLog
 from fl_server.clients.fleet import Fleet, OperatorActions
 from fl_server.enrollment.grants import Revocations
 from fl_server.metrics import Metrics
 from fl_server.outside_calls import OutsideCalls
 from fl_server.rpc import service
+from fl_server.rpc.call_limits import CallLimits
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.open_calls import CallLimits
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import EvaluationSlots, Services
 from fl_server.settings.config import ServerConfig
@@ -29,6 +28,7 @@ from fl_server.store.records import CommitRecord, HistoryRecord
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import lock_directory
 from fl_server.store.uploaded_models import UploadedModels
+from fl_server.uploads import stream
 from fl_server.uploads.receiver import UploadReceiver
 from fl_server.web.page import WebSessions
 from tests.deterministic.certificates import tls_of
@@ -75,7 +75,7 @@ class CoordinatorProcess:
 
     def __init__(self, config: ServerConfig, process: Process, effects: Effects, committed: Committed) -> None:
         folder = config.state_dir
-        process.on_kill.append(timeouts._WAITS.clear)  # the next process has none, but the same event loop
+        process.on_kill.append(stream._WAITS.clear)  # the next process has none, but the same event loop
         metrics = Metrics(CollectorRegistry())
         lock = lock_directory(folder)
         process.on_kill.append(lock.release)

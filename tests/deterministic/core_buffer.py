@@ -9,8 +9,8 @@ import random
 from dataclasses import replace
 
 from fl_server.rounds.by_client import BufferedUpdate, Work
-from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.restoring import SavedRound
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState
 from tests.deterministic.core_ledger import Ledger, digest
 

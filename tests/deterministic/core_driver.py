@@ -13,9 +13,9 @@ from fl_server.rounds import events as ev
 from fl_server.rounds import machine, restoring
 from fl_server.rounds.by_client import ByClient, Lost, Refused
 from fl_server.rounds.committing import clients_due, evaluation_due
+from fl_server.rounds.metrics import Judged
 from fl_server.rounds.restoring import SavedRound
 from fl_server.rounds.state import Phase, RoundState, replace
-from fl_server.rounds.stop_rules import Judged
 from tests.deterministic import core_buffer, core_stages
 from tests.deterministic.core_effects import Effects
 from tests.deterministic.core_ledger import Asked, Place, digest

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from fl_server.rounds.metrics import BY_LOSS
-from fl_server.rounds.policy import RoundPolicy
-from fl_server.rounds.stop_rules import StopPolicy
+from fl_server.rounds.metrics import BY_LOSS, StopPolicy
+from fl_server.rounds.sampling import RoundPolicy
 from tests.deterministic.core_buffer import OF, REST, buffered
 from tests.deterministic.core_stages import STAGE_S
 

@@ -13,7 +13,7 @@ from fl_common.secure_aggregation.plan import plan_of
 from fl_common.secure_aggregation.terms import Settings
 from fl_server.rounds import effects as fx
 from fl_server.rounds.events import Accepted, Graph
-from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import BEFORE_MASKS, Phase, RoundState
 from tests.deterministic.core_ledger import Asked, Ledger, Place, Stage, Told, digest
 

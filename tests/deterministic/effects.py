@@ -27,7 +27,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
 
 from fl_server.store import checkpoint_files
-from fl_server.store.database.transactions import sqlite_engine
+from fl_server.store.database.engines import sqlite_engine
 from fl_server.store.errors import StoreUnavailable
 from tests.deterministic.clocks import VIRTUAL
 from tests.deterministic.loop import CURRENT, Killed, Process, VirtualLoop

@@ -13,7 +13,7 @@ from fl_server.rounds import collecting, committing, effects, ending, events, ma
 from fl_server.rounds import state as states
 from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.machine import RULES
-from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState
 from tests.deterministic.core_driver import Driver
 from tests.deterministic.core_effects import DEADLINE_S

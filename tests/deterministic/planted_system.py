@@ -12,8 +12,7 @@ from typing import Any
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.pending_updates import key_of
 from fl_client.training.trainer import Trainer
-from fl_server.clients.attendance import Attendance
-from fl_server.clients.roster import Presence
+from fl_server.clients.attendance import Attendance, Presence
 from fl_server.run import restore
 from fl_server.run.client_evaluations import ClientEvaluations
 from fl_server.run.models import ModelStore

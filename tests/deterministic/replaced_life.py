@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from fl_server.leadership import LOOK_EVERY_S
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import Phase, UnexpectedEvent
-from fl_server.store.database.ownership import Home, Leader, LeaseTerms, is_held
+from fl_server.store.database.lease import Leader, LeaseTerms, is_held
 from fl_server.store.database.store import GONE_S
+from fl_server.store.database.transactions import Home
 from tests.deterministic.core_driver import Driver
 from tests.deterministic.core_life import CoreFault, CoreLife
 from tests.deterministic.core_objects import ObjectRules, Objects, StoredDriver, check_objects
@@ -82,7 +83,7 @@ class ReplacedLife(CoreLife):
         while self.rules.waits:
             now = self.clock.now + waited
             gone = self.openings if self.killed and waited >= GONE_S else 0
-            if not is_held(Leader(self.openings, "one", "one", 0.0, self.until - now), two, LeaseTerms(gone=gone)):
+            if not is_held(Leader(self.openings, "one", "one", 0.0, self.until - now), two.id, LeaseTerms(gone=gone)):
                 break
             waited += LOOK_EVERY_S
         return waited

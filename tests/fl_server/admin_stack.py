@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 
 from fl_server.rpc.admin import AdminService
+from fl_server.rpc.call_limits import CallLimits
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.open_calls import CallLimits
 from protos.fl.v1 import admin_pb2_grpc
 from protos.wire import client_options, server_options
 from tests.fl_server.harness import World

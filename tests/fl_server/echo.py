@@ -12,10 +12,10 @@ import grpc.aio
 
 from fl_server.audit.calls import Recorded
 from fl_server.metrics import Metrics
+from fl_server.rpc.call_limits import CallLimits
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.methods import EVERYONE
 from fl_server.rpc.methods import Method as Row
-from fl_server.rpc.open_calls import CallLimits
 from tests.fl_server.harness import TIMEOUT_S
 
 Method = Callable[..., Any]

@@ -33,7 +33,7 @@ from fl_server.settings.config import QuarantineConfig, ServerConfig, StatesConf
 from fl_server.settings.sections import LimitsConfig, TransfersConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.database.store import open_sqlite
-from fl_server.store.files import Durability
+from fl_server.store.errors import Durability
 from fl_server.store.ledger import Ledger
 from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import Spool, UnfinishedLimit

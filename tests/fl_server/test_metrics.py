@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from fl_server.metrics import PHASES, REASONS, Metrics
 from fl_server.rounds.state import Phase
 from fl_server.rpc.views import run_status
+from fl_server.run.evaluations import record_metrics
 from fl_server.run.rounds import RunCounters, RunRounds
-from fl_server.run.server_evaluations import record_metrics
 from fl_server.runs.gauges import RUN_GAUGES, STATES
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import RefusalReason

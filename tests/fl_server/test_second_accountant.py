@@ -12,9 +12,9 @@ import pytest
 from fl_common.privacy import loss_distributions
 from fl_common.privacy.accountant import Mechanism, Spent, epsilon_of
 from fl_common.privacy.loss_distributions import tight_epsilon_of
-from fl_server import second_accountant
+from fl_server import privacy_accounts
+from fl_server.privacy_accounts import Question, SecondAccountant, Tight
 from fl_server.rpc.admin import AdminService
-from fl_server.second_accountant import Question, SecondAccountant, Tight
 from fl_web.facts.run import privacy_text
 from protos.fl.v1 import admin_pb2 as pb
 from tests.fl_server.devices import NO_CONTEXT
@@ -80,8 +80,8 @@ async def test_an_answer_is_of_its_draws(monkeypatch: pytest.MonkeyPatch) -> Non
         goes_on.wait()
         return float(sum(spent.values()))
 
-    monkeypatch.setattr(second_accountant, "tight_epsilon_of", slow)
-    monkeypatch.setattr(second_accountant, "is_installed", lambda: True)
+    monkeypatch.setattr(privacy_accounts, "tight_epsilon_of", slow)
+    monkeypatch.setattr(privacy_accounts, "is_installed", lambda: True)
     with ThreadPoolExecutor(1) as pool:
         accountant = SecondAccountant(pool)
         assert accountant.newest("r", question(1)) is None
@@ -101,8 +101,8 @@ async def test_an_error_of_the_library_leaves_the_first_number(monkeypatch: pyte
     def fails(*_: Any) -> float:
         raise MemoryError
 
-    monkeypatch.setattr(second_accountant, "tight_epsilon_of", fails)
-    monkeypatch.setattr(second_accountant, "is_installed", lambda: True)
+    monkeypatch.setattr(privacy_accounts, "tight_epsilon_of", fails)
+    monkeypatch.setattr(privacy_accounts, "is_installed", lambda: True)
     with ThreadPoolExecutor(1) as pool:
         accountant = SecondAccountant(pool)
         await accountant.settled("r", question(1))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fl_server.timeouts import TimeLimit
+from fl_server.uploads.stream import TimeLimit
 
 
 async def test_a_wait_ends_at_its_limit() -> None:

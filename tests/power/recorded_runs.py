@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fl_server.store.files import Durability
+from fl_server.store.errors import Durability
 from fl_server.store.state_directory import lock_directory
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import World

@@ -14,7 +14,7 @@ from fl_ops.errors import UsageError
 from fl_ops.render import output
 
 if TYPE_CHECKING:
-    from fl_server.run.privacy import Account
+    from fl_server.privacy_accounts import Account
 
 _PRECISION = 1.005
 """The least noise is known to half a percent, from above."""
@@ -33,7 +33,7 @@ def privacy(
     """
     # Imported here because they load torch, which takes seconds and which most other commands do not need.
     from fl_ops.simulate.settings import read_simulation
-    from fl_server.run.privacy import Account
+    from fl_server.privacy_accounts import Account
 
     config = read_simulation(run).run
     if config.client_privacy is None:

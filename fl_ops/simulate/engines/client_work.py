@@ -31,7 +31,7 @@ from fl_ops.simulate.engines.engine import (
     PartResult,
     Trained,
 )
-from fl_server.admission.reading import UpdateContent, read_update
+from fl_server.admission.norms import UpdateContent, read_update
 from fl_tasks import Task
 from fl_tasks.new_model import new_model
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment

@@ -15,7 +15,7 @@ from fl_client.training.data import LocalTask
 from fl_client.training.results import Evaluation
 from fl_ops.simulate.engines.held import TrainedTogether
 from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles
-from fl_server.admission.reading import UpdateContent
+from fl_server.admission.norms import UpdateContent
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.aggregation.updates import read_block

@@ -43,7 +43,7 @@ from fl_ops.simulate.engines.worker import (
     Train,
     serve,
 )
-from fl_server.aggregation.bundles import packed
+from fl_server.aggregation.task_model import packed
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 _AHEAD = 2

@@ -16,8 +16,7 @@ from fl_ops.render.fitted import FittedTable
 from fl_ops.simulate.output.results import SeedResult
 from fl_ops.simulate.reports import Note, RoundResult, Step
 from fl_ops.simulate.seeds import Job, OnReport, Report, simulate_all
-from fl_server.rounds.metrics import AVERAGED
-from fl_server.rounds.stop_rules import best_round
+from fl_server.rounds.metrics import AVERAGED, best_round
 from fl_web.facts.rounds import evaluation, on_clients
 
 _LATEST = 10

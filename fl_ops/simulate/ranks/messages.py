@@ -13,7 +13,7 @@ from fl_client.training.results import Evaluation
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, ExamplesOf, Failed, Trained
 from fl_ops.simulate.ranks.group import Head, Message, Ranks
-from fl_server.aggregation.bundles import packed
+from fl_server.aggregation.task_model import packed
 from fl_tasks import TaskError
 from protos.chunks import Buffer
 from protos.codec import Layout, unpack

@@ -14,10 +14,9 @@ from fl_ops.simulate.system.clock import ClockPoint
 from fl_ops.simulate.traffic import Name, Names, Offers
 from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.snapshot import Snapshot
-from fl_server.rounds.metrics import has_evaluation
+from fl_server.rounds.metrics import Judged, has_evaluation
 from fl_server.rounds.restoring import with_evaluations
 from fl_server.rounds.state import Phase, RoundState
-from fl_server.rounds.stop_rules import Judged
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,8 @@ import torch
 import algorithms as fl
 from algorithms.outside_code import described, is_of_the_machine
 from fl_common.allocator import give_back_freed_memory
-from fl_server.aggregation.bundles import CPU, packed
 from fl_server.aggregation.evaluation import EvaluatedModel
-from fl_server.aggregation.task_model import with_own
+from fl_server.aggregation.task_model import CPU, packed, with_own
 from fl_server.errors import InvalidInput
 from fl_tasks import Task, TaskError, fingerprint, load_task
 from fl_tasks.errors import is_own_fault

@@ -19,7 +19,6 @@ import structlog
 import torch
 
 import algorithms as fl
-from fl_server.aggregation.bundles import packed
 from fl_server.aggregation.outside_task.child import (
     Closed,
     ForkServer,
@@ -29,6 +28,7 @@ from fl_server.aggregation.outside_task.child import (
     receive_bundle,
     send,
 )
+from fl_server.aggregation.task_model import packed
 from fl_server.errors import InvalidInput
 from fl_server.settings.sections import LimitsConfig
 from fl_tasks import TaskError

@@ -1,9 +1,11 @@
-"""Enrollment tokens, certificates and revocations in the ledger."""
+"""Enrollment tokens, certificates and revocations: their records, and the ledger's tables of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
 
 from sqlalchemy import (
     Boolean,
@@ -29,24 +31,17 @@ from sqlalchemy import (
 )
 from sqlalchemy import update as change
 
-from fl_server.store.certificates import (
-    CERTIFICATES_KEPT_S,
-    CertificateRecord,
-    EnrollmentRecord,
-    NotSpent,
-    Position,
-    RevocationKind,
-    RevocationRecord,
-    of_renewed,
-)
 from fl_server.store.database import schema
 from fl_server.store.database.schema import JsonText, Words, metadata
 from fl_server.store.database.transactions import Transactions, find, rows_where, to_row, write_history
 from fl_server.store.records import HistoryRecord
 
+RevocationKind = Literal["serial", "key", "name"]
+CERTIFICATES_KEPT_S = 7 * 86_400.0
+"""How long a certificate is kept after its end at least. The audit log has the others."""
+Position = tuple[float, str]
+"""Time and id of the last entry of a page."""
 TOKENS_KEPT_S = 30 * 86_400.0
-
-
 enrollments = Table(
     "enrollments",
     metadata,
@@ -63,7 +58,6 @@ enrollments = Table(
     Column("revoked", Boolean, nullable=False),
     Index("enrollments_by_time", "created_at", "id"),
 )
-
 certificates = Table(
     "certificates",
     metadata,
@@ -84,7 +78,6 @@ certificates = Table(
     Index("certificates_by_token", "enrollment_id"),
     Index("certificates_by_parent", "renewed_from"),
 )
-
 revocations = Table(
     "revocations",
     metadata,
@@ -96,6 +89,87 @@ revocations = Table(
     Column("reason", Words, nullable=False),
 )
 """kind: "serial" or "key" with a value in hex, or "name": `certificates.RevocationRecord` has the meaning of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnrollmentRecord:
+    """A token, without its secret."""
+
+    id: str
+    secret_hash: bytes = field(repr=False)
+    """SHA-256 of the secret."""
+    name: str
+    """The name in the certificate; with `prefix`, its beginning."""
+    prefix: bool
+    labels: Mapping[str, str]
+    uses: int
+    """Certificates in all."""
+    uses_left: int
+    created_at: float
+    """Unix seconds, as all times here."""
+    expires_at: float
+    actor: str
+    """The creator."""
+    revoked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateRecord:
+    """An issued certificate."""
+
+    serial: str
+    """The serial number in hex, without leading zeros."""
+    role: str
+    name: str
+    key: str
+    """SHA-256 of the public key (SubjectPublicKeyInfo, DER) in hex."""
+    issued_at: float
+    not_before: float
+    not_after: float
+    enrollment_id: str
+    """The token that it was issued for; empty for a renewal."""
+    content: bytes = field(repr=False)
+    """The certificate, DER."""
+    renewed_from: str = ""
+    """Serial of the certificate that its holder proved for it; empty: it was issued for a token."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The labels of the token at the begin of the chain of renewals."""
+
+
+@dataclass(frozen=True, slots=True)
+class RevocationRecord:
+    """Denied certificates."""
+
+    kind: RevocationKind
+    """"serial" and "key": each certificate with it, of any authority. "name": each certificate of this client that
+    begins at or before `revoked_at`."""
+    value: str
+    name: str
+    """The holder's name, if it is known."""
+    revoked_at: float
+    actor: str
+    reason: str
+
+
+def of_renewed(row: RevocationRecord, certificate: CertificateRecord) -> RevocationRecord:
+    """The revocation of a certificate that was renewed from a revoked one."""
+    reason = f"{row.reason} (renewed from {row.kind} {row.value})".strip()
+    return RevocationRecord("serial", certificate.serial, certificate.name, row.revoked_at, row.actor, reason)
+
+
+class NotSpent(StrEnum):
+    """Why a token gave no certificate."""
+
+    USED = "used"
+    """Its certificates were issued, to other keys."""
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+    KEY = "key"
+    """The same token gave the same key a certificate of another name."""
+    NAME = "name"
+    """The name has a valid certificate with another key."""
+    OLDER = "older"
+    """A certificate of this name was revoked after the token was made."""
 
 
 class CertificateLedger(Transactions):

@@ -1,9 +1,9 @@
-"""Opens a ledger's database, takes the right to write it, and runs its transactions; translates the database's errors.
+"""Opens a ledger's database, takes the right to write it, and runs its transactions.
 
-`sqlite_engine` has the specifics of SQLite and `postgres` those of PostgreSQL; everything else is the same for both.
-
-Each write checks that its own opening of the ledger is still the last (`ownership`): a coordinator that was replaced
-cannot change anything.
+Checkpoints and ledger only make sense together, so the state directory and the ledger store each other's id. A lock
+usually keeps a second coordinator out, but a lock can be lost: with the connection that holds it, behind a pooler, on a
+network disk. Therefore the ledger counts its openings: the epoch. Each write checks that the epoch is still its own: a
+coordinator that was replaced cannot change anything.
 
 What all parts of the ledger share is here too: records to rows and back, and common statements. Column names are field
 names; the few values that differ are here.
@@ -12,14 +12,13 @@ names; the few values that differ are here.
 from __future__ import annotations
 
 import math
-import sqlite3
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alembic import command
 from alembic.config import Config
@@ -32,54 +31,38 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
-    create_engine,
     delete,
-    event,
     insert,
     inspect,
     select,
 )
 from sqlalchemy import update as change
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
-from sqlalchemy.pool import QueuePool
 
-from fl_common.files import fsync_path
 from fl_server.run_settings import privacy
-from fl_server.store.certificates import CertificateRecord, EnrollmentRecord, RevocationRecord
 from fl_server.store.client_work import ClientWork
-from fl_server.store.database import ownership, schema
-from fl_server.store.database.ownership import ANYWHERE, Claim, Home, LeaseTerms, claim, identify, require_claim
-from fl_server.store.database.postgres import is_away, lock_opening, mark_connections, postgres_engine
+from fl_server.store.database import lease, schema
+from fl_server.store.database.engines import database_errors, engine_for, lock_opening, mark_connections
+from fl_server.store.database.lease import LeaseTerms
 from fl_server.store.database.schema import metadata
-from fl_server.store.errors import StoreError, StoreFull, StoreUnavailable
-from fl_server.store.files import Durability, disk_errors
+from fl_server.store.errors import Durability, StoreError, StoreTakenOver
 from fl_server.store.records import (
-    AnswerRecord,
     AttemptRecord,
-    ChargeRecord,
-    ClientEvaluation,
     ClientRecord,
-    ClientStateRecord,
-    CommitRecord,
-    FailureRecord,
     HistoryRecord,
     QuarantineRecord,
     RunRecord,
     StageRecord,
-    TotalsRecord,
     UpdateRecord,
 )
 
-Record = (
-    RunRecord | AttemptRecord | UpdateRecord | FailureRecord | CommitRecord | TotalsRecord | ClientEvaluation
-    | ClientRecord | QuarantineRecord | ClientStateRecord | HistoryRecord | EnrollmentRecord | CertificateRecord
-    | RevocationRecord | ChargeRecord | StageRecord | AnswerRecord
-)  # fmt: skip
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_EPOCH = select(schema.identity.c.epoch).with_for_update(read=True)
 Row = RowMapping
 
 
-def to_row(record: Record) -> dict[str, Any]:
+def to_row(record: DataclassInstance) -> dict[str, Any]:
     """Field values by name, with mappings and tuples as the dicts and lists that JSON knows."""
     return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
 
@@ -203,65 +186,6 @@ def increment(db: Connection, client_ids: Sequence[str], counter: str) -> None:
         db.execute(change(table).where(table.c.client_id.in_(clients)).values({counter: table.c[counter] + number}))
 
 
-_SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN})
-_SQLITE_FULL_EXTENDED = frozenset({sqlite3.SQLITE_IOERR_WRITE})
-_SQLSTATE_FULL = frozenset({"53100", "25006", "42501"})
-"""disk_full, read_only_sql_transaction, insufficient_privilege."""
-
-
-def sqlite_engine(path: Path | str) -> Engine:
-    """An engine on a SQLite file, or on ":memory:".
-
-    WAL with synchronous=NORMAL writes each transaction into the log without an fsync: it survives SIGKILL of the
-    process, and after a power cut the database is whole but may lack the last ones. A transaction with the execution
-    option `fsynced` runs with synchronous=FULL: one fsync of the log, which covers all transactions before it, without
-    the cost of a checkpoint. A transaction with the option `reads` takes no write lock, which a read-only disk would
-    refuse. The pool holds one connection, so threads take turns and ":memory:" stays one database.
-    """
-    engine = create_engine(
-        f"sqlite:///{path}", poolclass=QueuePool, pool_size=1, max_overflow=0, connect_args={"check_same_thread": False}
-    )
-
-    @event.listens_for(engine, "connect")
-    def configure(connection: sqlite3.Connection, _: Any) -> None:
-        connection.isolation_level = None  # otherwise the driver begins transactions itself, too late for reads
-        for pragma in ("busy_timeout=10000", "journal_mode=WAL", "foreign_keys=ON"):
-            connection.execute(f"PRAGMA {pragma}")
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        options = connection.get_execution_options()
-        wanted = "FULL" if options.get("fsynced") else "NORMAL"
-        if connection.info.get("synchronous") != wanted:
-            connection.exec_driver_sql(f"PRAGMA synchronous={wanted}")
-            connection.info["synchronous"] = wanted
-        connection.exec_driver_sql("BEGIN" if options.get("reads") else "BEGIN IMMEDIATE")
-
-    return engine
-
-
-def server_engine(url: str, *, read_only: bool = False) -> Engine:
-    """The engine for a URL of a database server. Raises StoreError for another kind. read_only: no write succeeds."""
-    return postgres_engine(url, read_only=read_only)
-
-
-def engine_for(url_or_engine: str | Engine) -> Engine:
-    """The engine for a URL of SQLite or of a database server. Raises StoreError for another kind."""
-    if isinstance(url_or_engine, Engine):
-        return url_or_engine
-    if url_or_engine.startswith("sqlite:"):
-        return sqlite_engine(make_url(url_or_engine).database or ":memory:")
-    return server_engine(url_or_engine)
-
-
-def prepare_file(path: Path) -> None:
-    """Make the database file if it is missing, with a durable name. Raises StoreFull if that is not permitted."""
-    with disk_errors(f"open the ledger {path}"):
-        if not path.exists():
-            path.touch(mode=0o600)
-            fsync_path(path.parent)
-
-
 def migrate(connection: Connection) -> None:
     """Bring an empty or older database to this version's schema, inside the connection's transaction.
 
@@ -302,43 +226,78 @@ def _scripts() -> ScriptDirectory:
     return ScriptDirectory.from_config(_config())
 
 
-def _is_full(error: DBAPIError) -> bool:
-    """Whether the disk is full or writing is not permitted."""
-    code = getattr(error.orig, "sqlite_errorcode", None)
-    if code is not None:
-        return code & 0xFF in _SQLITE_FULL or code in _SQLITE_FULL_EXTENDED
-    return getattr(error.orig, "sqlstate", None) in _SQLSTATE_FULL
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The state directory of a ledger."""
+
+    id: str
+    """Id of the directory; "" without a directory, and then any ledger fits."""
+    ledger: str = ""
+    """Id of its ledger; "" before the first ledger."""
+    storage: str = ""
+    """URL of the object store that has the files of the ledger; "": the directory has them."""
 
 
-def _message(error: DBAPIError) -> str:
-    """The database's message on one line, without the statement and its values."""
-    return " ".join(str(error.orig).split())
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to write, until another coordinator opens the ledger."""
+
+    coordinator_id: str
+    epoch: int
+    """How often the ledger was opened until then."""
+    moves: bool = False
+    """Whether the files of the ledger are still in the directory, and go into the object store now."""
 
 
-@contextmanager
-def database_errors(doing: str) -> Iterator[None]:
-    """Turn the database library's errors into StoreFull, StoreUnavailable or StoreError, keeping the cause.
+def identify(db: Connection) -> str:
+    """The ledger's own id."""
+    return str(db.execute(select(schema.identity.c.coordinator_id)).scalar())
 
-    `doing` completes "could not ...".
-    """
-    try:
-        yield
-    except IntegrityError as error:
-        raise StoreError(f"could not {doing}: it exists already, or its run is unknown ({_message(error)})") from error
-    except DBAPIError as error:
-        if _is_full(error):
-            raise StoreFull(
-                f"could not {doing}: {_message(error)}; make room or give the right to write, what was stored stays "
-                "valid"
-            ) from error
-        if is_away(error):
-            raise StoreUnavailable(
-                f"could not {doing}: {_message(error)}; check that PostgreSQL runs at the address in `ledger` and "
-                "admits this user; everything stored stays valid"
-            ) from error
-        raise StoreError(f"could not {doing}: {_message(error)}") from error
-    except SQLAlchemyError as error:
-        raise StoreError(f"could not {doing}: {error}") from error
+
+def claim(db: Connection, home: Home) -> Claim:
+    """Take the right to write from earlier openings. Raises StoreError if the ledger belongs to another directory."""
+    table = schema.identity
+    identity = db.execute(select(table)).first()
+    if identity is None:
+        new = {"coordinator_id": uuid.uuid4().hex, "directory": "", "epoch": 0, "storage": home.storage}
+        db.execute(insert(table).values(**new))
+        identity = db.execute(select(table)).one()
+    if identity.storage and home.storage != identity.storage:
+        raise StoreError(
+            f"the files of the ledger are in {identity.storage}, and `storage` names {home.storage or 'none'}: set it "
+            "to the first one, or begin with a new ledger and state directory"
+        )
+    # With an object store any directory will do: it has copies only.
+    _require_together(home, identity.coordinator_id, "" if identity.storage else identity.directory)
+    epoch = identity.epoch + 1
+    db.execute(change(table).values(epoch=epoch, directory=identity.directory or home.id))
+    return Claim(identity.coordinator_id, epoch, moves=home.storage != identity.storage)
+
+
+def require_claim(db: Connection, mine: Claim) -> None:
+    """Raises StoreTakenOver if the ledger was opened since. Until the transaction ends, it cannot be opened."""
+    if db.execute(_EPOCH).scalar() != mine.epoch:
+        raise StoreTakenOver(
+            "another coordinator has opened the ledger since this one did, and continues its runs: make sure that only "
+            "one coordinator is started on a ledger; this one has changed nothing since"
+        )
+
+
+def _require_together(home: Home, ledger: str, directory: str) -> None:
+    if home.ledger and home.ledger != ledger:
+        raise StoreError(
+            f"the state directory belongs to the ledger {home.ledger}, and this one is {ledger}: its checkpoints "
+            "belong to the first one, so let `ledger` name that one again, or name a new state directory"
+        )
+    if home.id and directory and home.id != directory:
+        raise StoreError(
+            f"the ledger belongs to the state directory with the id {directory}, and this one has {home.id}: its "
+            "checkpoints are there, so name that directory, or an empty database or schema for this one"
+        )
+
+
+ANYWHERE = Home("")
+"""The home of a ledger that belongs to no state directory."""
 
 
 class Transactions:
@@ -382,9 +341,9 @@ class Transactions:
         """The right to write, with the lease in PostgreSQL. SQLite has the lock of its directory."""
         if not self._is_postgres:
             return claim(db, home)
-        before = ownership.require_free(db, home, terms)
+        before = lease.require_free(db, home.id, terms)
         mine = claim(db, home)
-        ownership.take(db, home, mine.epoch, terms, before)
+        lease.take(db, home.id, mine.epoch, terms, before)
         mark_connections(self._engine, db, mine.epoch)
         return mine
 
@@ -414,7 +373,7 @@ class Transactions:
         if self._claim is not None and self._is_postgres:
             # A ledger that cannot be reached now gives its lease back by time.
             with suppress(StoreError), self._transaction("give the lease back") as db:
-                ownership.release(db, self._claim.epoch)
+                lease.release(db, self._claim.epoch)
         self._engine.dispose()
 
     @contextmanager

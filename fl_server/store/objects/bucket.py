@@ -29,9 +29,8 @@ from prometheus_client import Histogram
 from fl_common.extras import install_hint
 from fl_common.files import fsync_path, make_folders
 from fl_server.settings.sections import ObjectsConfig, storage_parts
-from fl_server.store.database.ledger_objects import StoredFile
-from fl_server.store.errors import StoreError, StoreUnavailable
-from fl_server.store.files import FULL_ERRNOS, disk_error, disk_errors
+from fl_server.store.database.store import StoredFile
+from fl_server.store.errors import FULL_ERRNOS, StoreError, StoreUnavailable, disk_error, disk_errors
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

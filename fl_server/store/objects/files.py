@@ -23,9 +23,8 @@ import structlog
 from blake3 import blake3
 
 from fl_common.files import make_folders
-from fl_server.store.database.ledger_objects import StoredFile
-from fl_server.store.errors import StoreError, StoreTakenOver, StoreUnavailable
-from fl_server.store.files import disk_errors, file_digest
+from fl_server.store.database.store import StoredFile
+from fl_server.store.errors import StoreError, StoreTakenOver, StoreUnavailable, disk_errors, file_digest
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects.bucket import Bucket, LocalCache, ObjectReader
 

@@ -16,8 +16,7 @@ from typing import NamedTuple, Self
 import structlog
 
 from fl_common.files import fsync_path
-from fl_server.store.errors import StoreError, StoreUnavailable
-from fl_server.store.files import disk_errors
+from fl_server.store.errors import StoreError, StoreUnavailable, disk_errors
 from fl_server.store.objects.bucket import DamagedObject
 from fl_server.store.objects.files import PartSender, StoredFiles, read_bytes
 from fl_server.store.spool.kept_files import NOTE, PIECE, KeptPrefixes, PartPaths, SpareFiles, notes_header

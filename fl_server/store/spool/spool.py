@@ -20,8 +20,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fl_common.files import fsync_path, make_folders
-from fl_server.store.errors import NoOpenFiles, StoreError, StoreFull
-from fl_server.store.files import Durability, check_id, disk_errors, file_digest, remove_folder, run_folder
+from fl_server.store.errors import (
+    Durability,
+    NoOpenFiles,
+    StoreError,
+    StoreFull,
+    check_id,
+    disk_errors,
+    file_digest,
+    remove_folder,
+    run_folder,
+)
 from fl_server.store.objects.files import StoredFiles
 from fl_server.store.spool.kept_files import KeptPrefixes, PartPaths, SpareFiles, noted_update
 from fl_server.store.spool.part_file import PartBusy, PartFile, SpoolParts, StoredUpdate

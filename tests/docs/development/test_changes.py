@@ -51,7 +51,7 @@ def add_run_field(copy: ChangedCopy) -> None:
         "    min_accepted: int | None = Field(default=None, ge=1, le=MAX_COUNT)\n",
         "    cohort_multiple: int = Field(default=1, ge=1, le=MAX_COUNT)\n",
     )
-    copy.after(f"{ROUNDS}/policy.py", "    deadline_s: float = 600.0\n", "    cohort_multiple: int = 1\n")
+    copy.after(f"{ROUNDS}/sampling.py", "    deadline_s: float = 600.0\n", "    cohort_multiple: int = 1\n")
     copy.put(
         f"{ROUNDS}/selecting.py",
         "    return math.ceil(round(wanted * state.draws_per_update, 6))\n",
@@ -217,7 +217,7 @@ LIFE = """
 import fl_server
 from fl_server.rounds import events as ev
 from fl_server.rounds.machine import advance
-from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState
 
 state, phases = RoundState(RoundPolicy(seed=1), 1), []

@@ -10,7 +10,7 @@ import pytest
 
 import algorithms as fl
 from algorithms.buffered import refusal
-from fl_server.aggregation.buffered_step import staleness_rule
+from fl_server.aggregation.server_update import staleness_rule
 from fl_server.run_settings.spec import from_values
 
 PAGE = (Path(__file__).parents[3] / "docs/training/buffered.md").read_text(encoding="utf-8")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fl_server.admission import reading as module
-from fl_server.admission.reading import digest_and_norms
+from fl_server.admission import norms as module
+from fl_server.admission.norms import digest_and_norms
 from fl_server.store.errors import StoreError
 from protos.codec import Layout, digest_of, pack
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from fl_server.admission import reading
+from fl_server.admission import norms
 from fl_server.admission.client_rules import UpdateRefused, WrongDigest
 from fl_server.admission.gate import AdmissionGate
-from fl_server.admission.reading import digest_and_norms, digest_and_norms_of_encoded
+from fl_server.admission.norms import digest_and_norms, digest_and_norms_of_encoded
 from fl_server.aggregation.updates import Decoding, EncodedUpdate, UpdateKeys, UpdateShape
 from protos.codec import Layout, digest_message, digest_of, pack
 from protos.encodings import ENCODINGS, EncodedLayout, EncodingSpec, decode, encode
@@ -65,7 +65,7 @@ def test_norms_are_those_of_the_decoded_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: EncodingSpec, read_bytes: int
 ) -> None:
     """And the digest is that of the file, for reads of any size."""
-    monkeypatch.setattr(reading, "READ_BYTES", read_bytes)
+    monkeypatch.setattr(norms, "READ_BYTES", read_bytes)
     data, shape = encoded(spec), gate(spec).shape
     (tmp_path / "encoded").write_bytes(data)
     plain = pack(decode(data, shape.payloads[0].encoded, KEYS.of_payload("delta")), LAYOUT)

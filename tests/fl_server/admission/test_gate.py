@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fl_server.admission import reading as module
+from fl_server.admission import norms as module
 from fl_server.admission.client_rules import UpdateRefused, WrongDigest
 from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.norms import RelativeNorm

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fl_server.admission.client_rules import UpdateRefused
-from fl_server.admission.masked import MaskedGate
+from fl_server.admission.client_rules import MaskedGate, UpdateRefused
 from protos.codec import digest_message, digest_of
 from protos.fl.v1.tensor_pb2 import Manifest
 from protos.fl.v1.training_pb2 import Payload, PayloadKind, UpdateHeader

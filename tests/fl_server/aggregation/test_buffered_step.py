@@ -12,9 +12,9 @@ from torch import nn
 
 import algorithms as fl
 from algorithms.buffered import StaleDirection, apply_buffer
-from fl_server.aggregation.buffered_step import staleness_rule
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import round_info
+from fl_server.aggregation.server_update import staleness_rule
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.run_settings.spec import from_values
 from protos.codec import pack

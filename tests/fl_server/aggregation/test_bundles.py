@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fl_server.aggregation.bundles import blank, groups, laid_out, packed
+from fl_server.aggregation.task_model import blank, groups, laid_out, packed
 from protos.codec import Layout, LayoutError, pack
 
 TENSORS = {"a": torch.arange(3, dtype=torch.int8), "b": torch.tensor([1.5, 2.5]), "none": torch.zeros(0, 2)}

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 import algorithms as fl
-from fl_server.aggregation.bundles import CPU
 from fl_server.aggregation.evaluation import EvaluatedModel
-from fl_server.aggregation.task_model import TaskModel
+from fl_server.aggregation.task_model import CPU, TaskModel
 from fl_tasks import Task
 from tests.processes.tiny_task import Tiny
 

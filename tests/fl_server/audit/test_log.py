@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from fl_common.audit import AuditRow
 from fl_server.audit import log as log_module
-from fl_server.audit.log import READS, REFUSALS, AuditLog
-from fl_server.audit.writer import AuditRecord
+from fl_server.audit.log import READS, REFUSALS, AuditLog, AuditRecord
 from fl_server.metrics import Metrics
 from fl_server.store.database.store import open_sqlite
 from fl_server.store.ledger import Ledger

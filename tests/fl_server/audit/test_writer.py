@@ -13,8 +13,8 @@ from sqlalchemy import text
 from structlog.testing import capture_logs
 
 from fl_common.audit import AuditRow, ChainCheck, Head
-from fl_server.audit import writer as writer_module
-from fl_server.audit.writer import ALTERED, HEAD_FILE, HEAD_MISSING, AuditRecord, AuditWriter
+from fl_server.audit import log as writer_module
+from fl_server.audit.log import ALTERED, HEAD_FILE, HEAD_MISSING, AuditRecord, AuditWriter
 from fl_server.metrics import Metrics
 from fl_server.store.database.store import open_sqlite
 from fl_server.store.errors import StoreFull, StoreTakenOver, StoreUnavailable

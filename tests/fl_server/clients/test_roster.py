@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fl_server.clients.roster import Presence, Roster
+from fl_server.clients.attendance import Presence, Roster
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from cryptography import x509
 from prometheus_client import CollectorRegistry
 
 from fl_server import identity
-from fl_server.audit.writer import AuditRecord
+from fl_server.audit.log import AuditRecord
 from fl_server.enrollment.calls import CertificatesService, EnrollmentService
 from fl_server.errors import Forbidden, InvalidInput, LimitExceeded, NotConfigured, NotEnrolled, TooMany
 from fl_server.metrics import Metrics

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.store.database.ownership import Home, LeaseTerms
+from fl_server.store.database.lease import LeaseTerms
 from fl_server.store.database.store import GONE_S, LeaseKeeper, LeaseWatch, Store, open_ledger
+from fl_server.store.database.transactions import Home
 from fl_server.store.errors import LedgerHeld, StoreError, StoreTakenOver
 from tests.fl_server.store.records import a_run, why
 from tests.postgres_server import PostgresServer

@@ -40,8 +40,8 @@ from fl_server.rounds.events import (
     WorkFailed,
 )
 from fl_server.rounds.machine import advance, applies
-from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
 from tests.fl_server.round_play import COMMIT, STOP, arrive, leave, play
 

@@ -41,9 +41,8 @@ from fl_server.rounds.events import (
     WorkFailed,
 )
 from fl_server.rounds.machine import BUFFERED_RULES, advance
-from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
-from fl_server.rounds.sampling import by_id
+from fl_server.rounds.sampling import RoundPolicy, by_id
 from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
 from tests.fl_server.rounds.delivering import expected_next
 

@@ -32,7 +32,7 @@ from fl_server.rounds.events import (
     UpdateAdmitted,
 )
 from fl_server.rounds.machine import advance
-from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
 from tests.fl_server.round_play import ALL, COMMIT, accepted, arrive, collecting, leave, play
 

@@ -7,7 +7,7 @@ import pytest
 from fl_server.rounds.effects import Announce, Commit, ComputeStep, EndRun, OpenAttempt
 from fl_server.rounds.events import Evaluated, ModelCommitted, RosterChanged, Source, StepComputed
 from fl_server.rounds.machine import advance
-from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState
 from tests.fl_server.round_play import ALL, COMMIT, accepted, arrive, collecting, play
 

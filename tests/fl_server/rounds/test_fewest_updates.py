@@ -8,8 +8,7 @@ import pytest
 
 from fl_server.rounds import events as ev
 from fl_server.rounds.machine import advance
-from fl_server.rounds.policy import RoundPolicy
-from fl_server.rounds.sampling import Draw, draw_bernoulli
+from fl_server.rounds.sampling import Draw, RoundPolicy, draw_bernoulli
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run_settings.sections import RoundSection
 from tests.fl_server.harness import run_config

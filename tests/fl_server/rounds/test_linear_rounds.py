@@ -9,7 +9,7 @@ import pytest
 
 from fl_server.rounds.events import ClientDroppedOut, ClientReturned, Event, RosterChanged, UpdateAdmitted
 from fl_server.rounds.machine import advance, applies
-from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState
 
 CLIENTS = 800

@@ -42,8 +42,7 @@ from fl_server.rounds.events import (
     UpdateAdmitted,
 )
 from fl_server.rounds.machine import RULES, advance
-from fl_server.rounds.policy import RoundPolicy
-from fl_server.rounds.sampling import bounds, by_id
+from fl_server.rounds.sampling import RoundPolicy, bounds, by_id
 from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
 from tests.fl_server.rounds.delivering import expected_next
 

@@ -9,9 +9,8 @@ import pytest
 from fl_server.rounds import events as ev
 from fl_server.rounds.effects import ComputeStep, Effect, EndRun, OpenAttempt
 from fl_server.rounds.machine import advance
-from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.restoring import SavedRound, restored_round
-from fl_server.rounds.sampling import Draw, draw_bernoulli
+from fl_server.rounds.sampling import Draw, RoundPolicy, draw_bernoulli
 from fl_server.rounds.selecting import next_round
 from fl_server.rounds.state import Phase, RoundState, replace
 from tests.fl_server.round_play import arrive, leave, play

@@ -9,7 +9,7 @@ import pytest
 from fl_server.rounds.effects import AwaitClients, OpenAttempt, RetryLater
 from fl_server.rounds.events import ResumeRequested, RosterChanged
 from fl_server.rounds.machine import advance
-from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState
 from tests.fl_server.round_play import ALL, arrive, collecting, leave, play
 

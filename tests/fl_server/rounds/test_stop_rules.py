@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from fl_server.rounds.metrics import BY_LOSS, Criterion
-from fl_server.rounds.stop_rules import Best, Evaluation, StopPolicy, best_round, stop_reason
+from fl_server.rounds.metrics import BY_LOSS, Best, Criterion, Evaluation, StopPolicy, best_round, stop_reason
 from tests.fl_server.criteria import BY_ACCURACY
 
 

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from fl_server.rounds.metrics import BY_LOSS
-from fl_server.rounds.stop_rules import Reached, rounds_to_target
+from fl_server.rounds.metrics import BY_LOSS, Reached, rounds_to_target
 from fl_server.store.records import CommitRecord
 from protos.fl.v1.admin_pb2 import RoundSummary
 from tests.fl_server.criteria import BY_ACCURACY

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from fl_server.metrics import Metrics
-from fl_server.rpc.connections import (
+from fl_server.rpc.listening import (
     FEW_LOG_S,
     LOG_S,
     MANY_FAILED,

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from fl_server import errors
 from fl_server.metrics import Metrics
-from fl_server.rpc.open_calls import CallLimits
+from fl_server.rpc.call_limits import CallLimits
 from fl_server.statuses import CODES
 from fl_server.store.errors import StoreError, StoreFull
 from protos.fl.v1 import errors_pb2

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from fl_server.metrics import Metrics
-from fl_server.run import deadline
+from fl_server.run import failures
 from fl_server.run.run import Run
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import World, until
@@ -34,7 +34,7 @@ async def ended_run(world: World, how: str) -> Run:
 @pytest.mark.parametrize("how", ["completed", "stopped"])
 async def test_an_ended_run_has_no_tasks(world: World, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """The tasks for events, time and computation end with the run."""
-    monkeypatch.setattr(deadline, "SAVE_EVERY_S", 0.01)
+    monkeypatch.setattr(failures, "SAVE_EVERY_S", 0.01)
     if how == "completed":
         for name in "ab":
             await Device(name).connect(world)

@@ -18,10 +18,9 @@ from structlog.testing import capture_logs
 from fl_server.enrollment.calls import CertificatesService
 from fl_server.rpc import service
 from fl_server.rpc.admin import AdminService
+from fl_server.rpc.call_limits import NESTED, CallLimits
 from fl_server.rpc.health import Health
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.open_calls import CallLimits
-from fl_server.rpc.requests import NESTED
 from fl_server.rpc.workers import WorkersService
 from fl_server.web.page import WebLoginService
 from protos.fl.v1 import admin_pb2_grpc, enrollment_pb2_grpc, web_pb2_grpc, worker_pb2_grpc

@@ -11,9 +11,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 from fl_common.certificates.names import OPERATOR_ROLES, ROLES
 from fl_server.errors import Forbidden, Unauthenticated
 from fl_server.identity import ANYBODY, Identity
-from fl_server.rpc.access import methods_of, require_role
-from fl_server.rpc.methods import ADMIN, EVERYONE, METHODS, WEB_METHODS
-from fl_server.rpc.requests import NESTED
+from fl_server.rpc.call_limits import NESTED
+from fl_server.rpc.interceptors import require_role
+from fl_server.rpc.methods import ADMIN, EVERYONE, METHODS, WEB_METHODS, methods_of
 from protos.fl.v1 import admin_pb2, coordinator_pb2, enrollment_pb2, web_pb2, worker_pb2
 
 FILES = (

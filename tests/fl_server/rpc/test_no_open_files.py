@@ -16,8 +16,7 @@ from fl_server.aggregation.updates import by_block
 from fl_server.run.models import ModelStore
 from fl_server.store import ledger as ledger_module
 from fl_server.store.checkpoints import Checkpoint, Checkpoints
-from fl_server.store.errors import NoOpenFiles
-from fl_server.store.files import file_digest
+from fl_server.store.errors import NoOpenFiles, file_digest
 from fl_server.store.spool.part_file import UpdateFile
 from fl_server.store.spool.spool import Spool, SpoolKey
 from protos.codec import Layout

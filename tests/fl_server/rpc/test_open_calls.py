@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fl_server.errors import TooMany
-from fl_server.rpc import open_calls as callers_module
-from fl_server.rpc.open_calls import CallLimits
-from fl_server.rpc.requests import BadRequest
+from fl_server.rpc import call_limits as callers_module
+from fl_server.rpc.call_limits import BadRequest, CallLimits
 
 ONE, TWO = "/fl.v1.Coordinator/One", "/fl.v1.Coordinator/Two"
 

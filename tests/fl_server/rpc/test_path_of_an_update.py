@@ -20,8 +20,8 @@ import grpc
 import grpc.aio
 
 from fl_server.rpc import service
+from fl_server.rpc.call_limits import CallLimits
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.open_calls import CallLimits
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc
 from tests.docs.pages import read_page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fl_server.clients.registration import MAX_ENTRIES
-from fl_server.rpc.requests import LARGE_BYTES, BadRequest, parse
+from fl_server.rpc.call_limits import LARGE_BYTES, BadRequest, parse
 from protos.fl.v1 import admin_pb2
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, TaskFingerprint

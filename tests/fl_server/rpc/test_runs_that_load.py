@@ -13,7 +13,7 @@ from google.protobuf.descriptor import Descriptor
 from fl_server.errors import InvalidInput, NotNow
 from fl_server.run_settings.config import RunConfig
 from fl_server.runs import restoration
-from fl_server.runs.loading import LoadedTask, RunLoading
+from fl_server.runs.creation import LoadedTask, RunLoading
 from fl_server.runs.table import LOADING_WAIT_S, NOT_LOADED_WAIT_S
 from protos.codec import digest_message
 from protos.fl.v1 import coordinator_pb2 as pb

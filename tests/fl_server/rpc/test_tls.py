@@ -24,12 +24,11 @@ from fl_common.settings import SettingsError
 from fl_ops.certificates import ca
 from fl_server import identity
 from fl_server.metrics import Metrics
+from fl_server.rpc import call_limits as calls
 from fl_server.rpc import listening
-from fl_server.rpc import open_calls as calls
-from fl_server.rpc.connections import SETTLED_S, ConnectionWatch
+from fl_server.rpc.call_limits import ExpiringCalls
 from fl_server.rpc.interceptors import CallInterceptor
-from fl_server.rpc.listening import Certificates
-from fl_server.rpc.open_calls import ExpiringCalls
+from fl_server.rpc.listening import SETTLED_S, Certificates, ConnectionWatch
 from fl_server.settings.sections import TlsConfig
 from protos.status import detail_of
 from tests.fl_server.echo import Credentials, calling, echo_policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fl_server.errors import InvalidInput
-from fl_server.rpc.requests import parse_request
+from fl_server.rpc.call_limits import parse_request
 from fl_server.uploads.stream import chunk_of, part_of
 from protos.chunks import ReadChunk, encode_chunk, make_chunk
 from protos.fl.v1.coordinator_pb2 import SubmitUpdateRequest

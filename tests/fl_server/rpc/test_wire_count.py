@@ -10,7 +10,7 @@ from google.protobuf.struct_pb2 import Struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_server.rpc.requests import MOST_NESTED, Malformed, Nested, count_values, nested_of
+from fl_server.rpc.call_limits import MOST_NESTED, Malformed, Nested, count_values, nested_of
 from protos.fl.v1 import admin_pb2, coordinator_pb2, tensor_pb2, training_pb2
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from fl_common.privacy.accountant import Mechanism
 from fl_server.errors import InvalidInput
+from fl_server.privacy_accounts import Account
 from fl_server.rounds.effects import OpenAttempt
-from fl_server.run.privacy import Account
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.spec import from_values
 from fl_server.store.records import ChargeRecord

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fl_server.rounds.state import Phase
-from fl_server.run import deadline
+from fl_server.run import failures
 from fl_server.run.run import Run
 from fl_server.store.errors import StoreFull
 from tests.fl_server.devices import Device
@@ -56,7 +56,7 @@ async def test_a_stop_writes_the_time_left(tmp_path: Path) -> None:
 
 async def test_the_time_left_is_written_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed coordinator loses only the last few seconds of counting."""
-    monkeypatch.setattr(deadline, "SAVE_EVERY_S", 0.005)
+    monkeypatch.setattr(failures, "SAVE_EVERY_S", 0.005)
     async with World(tmp_path) as world:
         run = await open_run(world, "a", "b")
         run.deadline.start(50.0)
@@ -122,7 +122,7 @@ async def test_the_wall_time_continues_after_a_restart(tmp_path: Path) -> None:
 
 async def test_a_killed_coordinator_has_counted_wall_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it except the last few seconds."""
-    monkeypatch.setattr(deadline, "SAVE_EVERY_S", 0.005)
+    monkeypatch.setattr(failures, "SAVE_EVERY_S", 0.005)
     async with World(tmp_path) as world:
         run = await open_run(world, "a", "b", stop={"rounds": 2, "wall_time_s": 600.0})
         run.state = replace(run.state, elapsed_s=400.0)

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_server.rounds.metrics import Criterion
-from fl_server.rounds.stop_rules import Best, best_round
+from fl_server.rounds.metrics import Best, Criterion, best_round
 from fl_server.run.progress import Progress, Watchers
 from fl_server.run.rounds import RunRounds
 from tests.fl_server.criteria import BY_ACCURACY

@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
-from fl_server.rounds.policy import RoundPolicy
 from fl_server.rounds.restoring import restored_round
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run import restore_round
 from fl_server.run.restore_round import read_round

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_server.rounds.stop_rules import StopPolicy, best_round, stop_reason
+from fl_server.rounds.metrics import StopPolicy, best_round, stop_reason
 from fl_server.run.round_statistics import RoundStatistics
 from fl_server.run.rounds import RECENT, RunRounds
 from fl_server.store.database.store import Store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fl_server.privacy_accounts import Stated
 from fl_server.rpc.admin import AdminService
-from fl_server.run.privacy import Stated
 from fl_server.store.client_work import ClientWork
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1.training_pb2 import Assignment, UpdateHeader

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from fl_server.errors import NoSuchRun, RunExists, WrongState
-from fl_server.runs.deletion import DAY_S, Retention, runs_to_delete
+from fl_server.runs.table import DAY_S, Retention, runs_to_delete
 from fl_server.settings.config import RetentionConfig
 from fl_server.store.database import ledger_runs, schema
 from fl_server.store.database.transactions import rows_where

@@ -11,7 +11,7 @@ from algorithms import AlgorithmError
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.config import RunConfig
 from fl_server.runs import restoration
-from fl_server.runs.loading import LoadedTask, RunLoading, not_loadable
+from fl_server.runs.creation import LoadedTask, RunLoading, not_loadable
 from fl_server.store.errors import StoreUnavailable
 from fl_tasks import TaskError
 from fl_tasks.errors import TaskFault, TaskTimedOut, is_own_fault

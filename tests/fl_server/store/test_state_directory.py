@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fl_server.store import state_directory
-from fl_server.store.database.ownership import Home
+from fl_server.store.database.transactions import Home
 from fl_server.store.state_directory import DirectoryLocked, StateDirectoryError, lock_directory
 
 

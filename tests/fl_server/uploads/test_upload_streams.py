@@ -11,8 +11,7 @@ import pytest
 
 from fl_server.admission.gate import AdmissionGate
 from fl_server.errors import NotNow, UploadBroken
-from fl_server.store.errors import StoreError
-from fl_server.store.files import remove_folder
+from fl_server.store.errors import StoreError, remove_folder
 from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import Spool, SpoolKey
 from fl_server.uploads.stream import ReadSlots

@@ -18,8 +18,8 @@ import grpc.aio
 from fl_server.clients.fleet import Fleet
 from fl_server.errors import ServerError, UnknownSessionError
 from fl_server.rpc import admin, service
+from fl_server.rpc.call_limits import CallLimits
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
-from fl_server.rpc.open_calls import CallLimits
 from fl_server.store import ledger
 from protos.fl.v1 import admin_pb2, admin_pb2_grpc, coordinator_pb2
 from tests.fl_server.harness import World

@@ -17,7 +17,7 @@ from fl_server.aggregation.updates import PayloadShape, UpdateShape
 from fl_server.clients.registration import check_sizes, common_protocol, record_of
 from fl_server.errors import InvalidInput, NoCommonProtocol
 from fl_server.pages import Cursor, Page
-from fl_server.rpc.requests import parse, parse_request
+from fl_server.rpc.call_limits import parse, parse_request
 from fl_server.run_settings.spec import from_spec, from_stored, to_spec
 from fl_server.uploads.stream import chunk_of, part_of, trailer_of
 from protos.chunks import ChunkError, ReadChunk, check_chunk

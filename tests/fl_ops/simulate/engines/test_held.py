@@ -15,7 +15,7 @@ from fl_ops.simulate.engine_choice import EngineOptions
 from fl_ops.simulate.engines import batched, held
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.engines.held import DeviceMemory, HeldInMemory, sums_of_squares
-from fl_server.admission.reading import digest_and_norms
+from fl_server.admission.norms import digest_and_norms
 from fl_server.aggregation.reduction import average_buffers, sum_updates
 from fl_server.aggregation.updates import Source, UpdateShape
 from protos.codec import pieces_of

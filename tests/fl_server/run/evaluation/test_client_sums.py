@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fl_server.errors import InvalidInput
-from fl_server.run.evaluation_metrics import check_sums, plain_sums
+from fl_server.run.evaluations import check_sums, plain_sums
 from fl_tasks.summed_metrics import MAX_SUM_VALUES
 from protos.fl.v1.coordinator_pb2 import MetricSum, ReportEvaluationRequest
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_server.rounds.policy import RoundPolicy
+from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState
 from fl_server.run.round_statistics import ClientTransfers
 from fl_server.run.status import by_phase, drawn, members

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from fl_server.store.certificates import (
+from fl_server.store.database.ledger_certificates import (
     CERTIFICATES_KEPT_S,
+    TOKENS_KEPT_S,
     CertificateRecord,
     EnrollmentRecord,
     NotSpent,
     RevocationRecord,
 )
-from fl_server.store.database.ledger_certificates import TOKENS_KEPT_S
 from fl_server.store.database.store import Store, open_sqlite
 from tests.fl_server.store.records import why
 

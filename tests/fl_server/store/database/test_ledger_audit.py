@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from fl_common.audit import START, AuditRow, ChainCheck, Head, Problem
-from fl_server.store.database import ledger_audit
+from fl_server.store.database import store
 from fl_server.store.database.store import Store
 from tests.fl_common.audit.chains import a_chain, a_row, linked
 from tests.fl_server.store.conftest import empty_store
@@ -78,8 +78,8 @@ def test_one_call_looks_at_a_limited_number_of_rows(
     empty_store: Store, chain: list[AuditRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller continues where it stopped, also over a gap."""
-    assert ledger_audit.SCANNED > 4
-    monkeypatch.setattr(ledger_audit, "SCANNED", 4)
+    assert store.SCANNED > 4
+    monkeypatch.setattr(store, "SCANNED", 4)
     edit(empty_store, "DELETE FROM audit WHERE number IN (4, 5)")
     assert empty_store.audit_rows(1, 9, 100, {"actor": "nobody"}) == ([], 7)
     assert empty_store.audit_rows(1, 9, 100, {}) == ([*chain[:3], chain[5]], 7)

@@ -10,8 +10,8 @@ from alembic.config import Config
 from sqlalchemy import Engine, text
 
 from fl_server.store.database import transactions
+from fl_server.store.database.engines import engine_for
 from fl_server.store.database.store import Store
-from fl_server.store.database.transactions import engine_for
 from fl_server.store.errors import StoreError
 from tests.fl_server.store.records import a_client, a_run, events, why
 

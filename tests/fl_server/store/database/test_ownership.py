@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.store.database.ownership import Home
 from fl_server.store.database.store import LEDGER, Store, open_ledger, open_sqlite
+from fl_server.store.database.transactions import Home
 from fl_server.store.errors import StoreError, StoreTakenOver
 from fl_server.store.state_directory import lock_directory
 from tests.fl_server.store.records import a_run, why

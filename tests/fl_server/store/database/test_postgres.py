@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, event
 
-from fl_server.store.database.ownership import LeaseTerms
+from fl_server.store.database.lease import LeaseTerms
 from fl_server.store.database.store import Store, open_ledger, open_read_only
 from fl_server.store.errors import LedgerHeld, StoreError, StoreFull, StoreUnavailable
 from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why

@@ -12,8 +12,8 @@ import torch
 from blake3 import blake3
 
 from fl_server.store.checkpoints import Checkpoint, Checkpoints
-from fl_server.store.database.ownership import Home
 from fl_server.store.database.store import open_sqlite
+from fl_server.store.database.transactions import Home
 from fl_server.store.errors import StoreError, StoreTakenOver, StoreUnavailable
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects import files as files_module

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from fl_server.store.database.ownership import Home
 from fl_server.store.database.store import open_sqlite
+from fl_server.store.database.transactions import Home
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects import files as files_module
 from fl_server.store.objects.bucket import Bucket, LocalCache

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_server.store.errors import StoreError, StoreFull
-from fl_server.store.files import Durability
+from fl_server.store.errors import Durability, StoreError, StoreFull
 from fl_server.store.spool import part_file as spool_parts
 from fl_server.store.spool.part_file import PartBusy
 from fl_server.store.spool.spool import Leftover, Spool, SpoolKey

@@ -1,22 +1,27 @@
-"""The specifics of a ledger in PostgreSQL: its URL, its single connection, and the mark of the leader's connections.
+"""The databases of ledgers, SQLite and PostgreSQL: how each is opened, what its errors mean, and the mark of a leader.
 
-The mark is a shared advisory lock of database and schema with the number of the leader's epoch. Nobody waits for it: it
-tells a standby that the leader's process has a connection, and which one. It ends with the connection, so a pooler that
-shares connections among transactions cannot be used.
+The mark is a shared advisory lock of a PostgreSQL database and schema with the number of the leader's epoch. Nobody
+waits for it: it tells a standby that the leader's process has a connection, and which one. It ends with the connection,
+so a pooler that shares connections among transactions cannot be used.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, func, select, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from fl_server.store.errors import StoreError
+from fl_common.files import fsync_path
+from fl_server.store.errors import StoreError, StoreFull, StoreUnavailable, disk_errors
 
 DRIVER = "postgresql+psycopg"
 IDLE_IN_TRANSACTION_S = 30
@@ -50,6 +55,12 @@ _OURS = (
     f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_S}s'",
     f"SET lock_timeout = '{_LOCK_WAIT_S}s'",
 )
+
+
+_SQLITE_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN})
+_SQLITE_FULL_EXTENDED = frozenset({sqlite3.SQLITE_IOERR_WRITE})
+_SQLSTATE_FULL = frozenset({"53100", "25006", "42501"})
+"""disk_full, read_only_sql_transaction, insufficient_privilege."""
 
 
 class _Raw(Protocol):
@@ -169,3 +180,90 @@ def count_on(db: Connection, table: Table) -> None:
     last = db.execute(select(func.max(column))).scalar()
     if sequence is not None and last is not None:
         db.execute(text("SELECT setval(:sequence, :last)"), {"sequence": sequence, "last": last})
+
+
+def sqlite_engine(path: Path | str) -> Engine:
+    """An engine on a SQLite file, or on ":memory:".
+
+    WAL with synchronous=NORMAL writes each transaction into the log without an fsync: it survives SIGKILL of the
+    process, and after a power cut the database is whole but may lack the last ones. A transaction with the execution
+    option `fsynced` runs with synchronous=FULL: one fsync of the log, which covers all transactions before it, without
+    the cost of a checkpoint. A transaction with the option `reads` takes no write lock, which a read-only disk would
+    refuse. The pool holds one connection, so threads take turns and ":memory:" stays one database.
+    """
+    engine = create_engine(
+        f"sqlite:///{path}", poolclass=QueuePool, pool_size=1, max_overflow=0, connect_args={"check_same_thread": False}
+    )
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, _: Any) -> None:
+        connection.isolation_level = None  # otherwise the driver begins transactions itself, too late for reads
+        for pragma in ("busy_timeout=10000", "journal_mode=WAL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        wanted = "FULL" if options.get("fsynced") else "NORMAL"
+        if connection.info.get("synchronous") != wanted:
+            connection.exec_driver_sql(f"PRAGMA synchronous={wanted}")
+            connection.info["synchronous"] = wanted
+        connection.exec_driver_sql("BEGIN" if options.get("reads") else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def engine_for(url_or_engine: str | Engine) -> Engine:
+    """The engine for a URL of SQLite or of a database server. Raises StoreError for another kind."""
+    if isinstance(url_or_engine, Engine):
+        return url_or_engine
+    if url_or_engine.startswith("sqlite:"):
+        return sqlite_engine(make_url(url_or_engine).database or ":memory:")
+    return postgres_engine(url_or_engine)
+
+
+def prepare_file(path: Path) -> None:
+    """Make the database file if it is missing, with a durable name. Raises StoreFull if that is not permitted."""
+    with disk_errors(f"open the ledger {path}"):
+        if not path.exists():
+            path.touch(mode=0o600)
+            fsync_path(path.parent)
+
+
+def _is_full(error: DBAPIError) -> bool:
+    """Whether the disk is full or writing is not permitted."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _SQLITE_FULL or code in _SQLITE_FULL_EXTENDED
+    return getattr(error.orig, "sqlstate", None) in _SQLSTATE_FULL
+
+
+def _message(error: DBAPIError) -> str:
+    """The database's message on one line, without the statement and its values."""
+    return " ".join(str(error.orig).split())
+
+
+@contextmanager
+def database_errors(doing: str) -> Iterator[None]:
+    """Turn the database library's errors into StoreFull, StoreUnavailable or StoreError, keeping the cause.
+
+    `doing` completes "could not ...".
+    """
+    try:
+        yield
+    except IntegrityError as error:
+        raise StoreError(f"could not {doing}: it exists already, or its run is unknown ({_message(error)})") from error
+    except DBAPIError as error:
+        if _is_full(error):
+            raise StoreFull(
+                f"could not {doing}: {_message(error)}; make room or give the right to write, what was stored stays "
+                "valid"
+            ) from error
+        if is_away(error):
+            raise StoreUnavailable(
+                f"could not {doing}: {_message(error)}; check that PostgreSQL runs at the address in `ledger` and "
+                "admits this user; everything stored stays valid"
+            ) from error
+        raise StoreError(f"could not {doing}: {_message(error)}") from error
+    except SQLAlchemyError as error:
+        raise StoreError(f"could not {doing}: {error}") from error
