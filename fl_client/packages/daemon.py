@@ -25,8 +25,9 @@ from fl_client.connection.bundles.expected import ExpectedBundle
 from fl_client.connection.link import Backoff, Link
 from fl_client.connection.messages import log_text
 from fl_client.errors import ClientError, PolicyChanged, StateError
+from fl_client.packages.child import Installed
 from fl_client.packages.held import HeldPackages
-from fl_client.packages.trainer import Installed, PackageTrainer
+from fl_client.packages.trainer import PackageTrainer
 from fl_client.policy.site import SitePolicy
 from fl_client.settings.config import ClientConfig
 from fl_client.training.trainer import Trainer

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fl_client.errors import StateError
-from fl_client.packages.trainer import Installed, PackageTrainer
+from fl_client.packages.child import Installed
+from fl_client.packages.trainer import PackageTrainer
 from fl_client.settings.config import ClientConfig
 
 CODE = {
