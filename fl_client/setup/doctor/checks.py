@@ -65,6 +65,7 @@ def run_checks(path: Path, *, silent: bool = False) -> Iterator[Finding]:
     yield from files.check_policy(config)
     yield from peers.check_peers(config)
     yield from files.check_state_directory(config)
+    yield from files.check_releases(config)
     if Level.FAIL not in [finding.level for finding in own]:
         yield from _connection(config, silent=silent)
     yield from _training(config)

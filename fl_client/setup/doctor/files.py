@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,11 +20,13 @@ from fl_client.privacy.files import AccountFiles
 from fl_client.settings.config import ClientConfig, TlsConfig
 from fl_client.settings.identity import identity_of
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
-from fl_client.storage.state import check_writable
+from fl_client.storage.release_folder import ReleaseFolder
+from fl_client.storage.state import RELEASES, check_writable
 from fl_common.certificates.names import read_certificate
 from fl_common.certificates.pem import invalid_now
 from fl_common.files import check_private_key
 from fl_common.settings import SettingsError, parse_json
+from fl_common.units import counted
 
 _LOCKS = Path("/proc/locks")
 
@@ -40,6 +43,25 @@ def check_state_directory(config: ClientConfig) -> Iterator[Finding]:
     created = "" if place == folder else f", and will be created in {place}"
     yield _holder(folder) or ok("state_dir", f"{folder} can be written{created}")
     yield from _owner(config, folder)
+
+
+def check_releases(config: ClientConfig) -> Iterator[Finding]:
+    """Check the folders of released models and of the announcement, and the owner's program. None without releases."""
+    if (releases := config.releases) is None:
+        return
+    folder = releases.folder or config.state_dir / RELEASES
+    places = [folder] if releases.announce is None else [folder, releases.announce.parent]
+    for place in places:
+        if (refusal := _refusal(nearest(place.absolute()))) is not None:
+            yield fail("releases", f"expected a folder that can be written, got {refusal}", USER)
+            return
+    if releases.hook and shutil.which(releases.hook[0]) is None:
+        message = f"expected a program that can be run in releases.hook, got {releases.hook[0]!r}"
+        yield fail("releases", message, "without it every version is taken back: repair the path, or chmod +x")
+        return
+    in_use = ", ".join(f"{model} {version}" for model, version in ReleaseFolder(folder).in_use().items()) or "none"
+    keys = counted(len(releases.signers), "key")
+    yield ok("releases", f"by {keys}, from version {releases.oldest} on, in {folder}; in use: {in_use}")
 
 
 def nearest(folder: Path) -> Path:

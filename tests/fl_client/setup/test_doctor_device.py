@@ -123,6 +123,23 @@ def test_a_shard_that_was_another_one(doctor: Doctor, tmp_path: Path) -> None:
     assert "a device's shard never changes" in found.of("shard")
 
 
+def test_releases_are_checked_before_the_first_one_comes(doctor: Doctor, tmp_path: Path) -> None:
+    """The keys, what is in use, a program that is none, and a folder that is a file; no line without the section."""
+    assert doctor().of("releases") == ""
+    program = tmp_path / "hook"
+    program.write_text("#!/bin/sh\n")
+    releases = {"signers": ["ed25519:" + "0" * 64], "oldest": 3, "hook": [str(program)]}
+    found = doctor(releases=releases)
+    assert "FAIL releases" in found.faults
+    assert f"got '{program}'" in found.of("releases")
+    program.chmod(0o755)
+    model = tmp_path / "models" / "digits"
+    found = doctor(releases={**releases, "folder": model.parent})
+    assert f"by 1 key, from version 3 on, in {model.parent}; in use: none" in found.of("releases")
+    found = doctor(releases={**releases, "announce": program / "models.json"})
+    assert "FAIL releases" in found.faults
+
+
 def test_an_unknown_task(doctor: Doctor) -> None:
     """The message has the names of the available tasks."""
     found = doctor(task={"name": "digit"})
