@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -36,14 +36,6 @@ def _budget_is_not_looked_at() -> Patch:
 
 def _private_rounds_wait() -> Patch:
     return RoundState, "quorum", property(lambda state: 1 if state.policy.private else _QUORUM(state))
-
-
-def _restart_forgets_draws() -> Patch:
-    return Driver, "draws", lambda driver: 0
-
-
-def _quorum_of_one() -> Patch:
-    return RoundState, "quorum", property(lambda state: 1)
 
 
 def _close_accepts_all() -> Patch:
@@ -365,8 +357,8 @@ PLANTED: dict[str, Callable[[], Patch]] = {
     "a redraw is not counted": _redraw_is_not_counted,
     "a budget is not looked at": _budget_is_not_looked_at,
     "a private round waits for an update": _private_rounds_wait,
-    "a restart forgets its draws": _restart_forgets_draws,
-    "one update is a quorum": _quorum_of_one,
+    "a restart forgets its draws": lambda: (Driver, "draws", lambda driver: 0),
+    "one update is a quorum": lambda: (RoundState, "quorum", property(lambda state: 1)),
     "a deadline closes a round below its quorum": _deadline_without_quorum,
     "more updates than the goal are accepted": _close_accepts_all,
     "the accepted list is in order of arrival": _close_in_order_of_arrival,
@@ -434,11 +426,9 @@ PLANTED: dict[str, Callable[[], Patch]] = {
 PLANTED |= STAGES | BUFFER
 
 
-@contextmanager
-def planted(name: str) -> Iterator[None]:
+def planted(name: str) -> AbstractContextManager[None]:
     """The core or its driver with one of the faults."""
-    with patched(PLANTED[name]()):
-        yield
+    return patched(PLANTED[name]())
 
 
 @contextmanager
