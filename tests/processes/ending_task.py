@@ -35,7 +35,6 @@ ENDINGS: Mapping[str, Callable[[], object]] = {
     "leave": lambda: os._exit(3),
     "hang": lambda: time.sleep(36_000),
     "hunger": lambda: torch.ones(1 << 31),
-    "compiler": lambda: _raise(Own(f"torch's compiler is imported: {'torch._dynamo' in sys.modules}")),
 }
 
 

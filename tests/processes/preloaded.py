@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import importlib
+import sys
+from contextlib import suppress
+from types import SimpleNamespace
 
 # A quarter of a million objects, none of which is garbage, would be searched many times, here and in each program.
 gc.disable()
@@ -13,7 +16,17 @@ for name in ("tests.processes.forks", "fl_server.app", "fl_client.app", "fl_ops.
 # What programs import late: the database's driver, and what reads packages' data and names of hosts.
 for name in ("sqlalchemy.dialects.sqlite.aiosqlite", "numpy.ctypeslib", "importlib.readers", "encodings.idna"):
     importlib.import_module(name)
+new_model, nn = importlib.import_module("fl_tasks.new_model").new_model, importlib.import_module("torch.nn")
 for place in importlib.import_module("fl_ops.commands.places").COMMANDS.values():
     importlib.import_module(f"fl_ops.commands.{place.module}")
+# What few runs need, and takes a second or two each: torch's compiler, for the steps of DP-SGD and for optimizers of
+# torch, and the second accountant of privacy.
+HEAVY = ("torch._dynamo", "dp_accounting.pld")
+new_model(SimpleNamespace(model=lambda: nn.Linear(2, 2)), max_bytes=1 << 20)
+EARLY = [name for name in HEAVY if name in sys.modules]
+"""Those of them that a program imports at its start, or when it makes a model of limited size: none."""
+for name in HEAVY:
+    with suppress(ModuleNotFoundError):  # an extra that is not installed
+        importlib.import_module(name)
 gc.freeze()
 gc.enable()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +10,7 @@ from fl_common.privacy import loss_distributions
 from fl_common.privacy.accountant import Mechanism, epsilon_of
 from fl_common.privacy.loss_distributions import MOST, is_installed, tight_epsilon_of
 from tests.fl_common.privacy.test_accountant import CASES
+from tests.processes import forks
 
 
 @pytest.mark.parametrize(("z", "q", "steps", "delta", "rdp", "pld"), CASES)
@@ -61,10 +60,12 @@ def test_without_the_extra_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -
     assert tight_epsilon_of({Mechanism(1.0, 0.1): 10}, 1e-5) is None
 
 
-def test_it_is_not_imported_before_the_first_question() -> None:
-    """Not by the coordinator, a daemon or the command, whose starts would take two seconds longer."""
-    if importlib.util.find_spec("dp_accounting") is None:
-        pytest.skip("the extra privacy is not installed")
-    program = "import sys, fl_server.server, fl_client.app, fl_ops.commands.cli; print('dp_accounting' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+def test_it_is_not_imported_before_the_first_question(tmp_path: Path) -> None:
+    """Nor torch's compiler: starts of programs, and of each process of a task, would take two seconds longer."""
+    result = tmp_path / "early"
+    text = "str(sys.modules['tests.processes.preloaded'].EARLY)"
+    program = f"import pathlib, sys; pathlib.Path({str(result)!r}).write_text({text})"
+    process = forks.context().Process(target=exec, args=(program,))
+    process.start()
+    process.join()
+    assert (process.exitcode, result.read_text()) == (0, "[]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
-from tests.processes import forks
 
 RUN: dict[str, Any] = {
     "task": {"name": "tests.processes.tiny_task:Tiny"},
@@ -37,7 +37,7 @@ def test_only_an_optimizer_of_torch_loads_its_compiler(
     tmp_path: Path, optimizer: dict[str, Any] | None, loaded: str
 ) -> None:
     """In a new process, whose coordinator's part and clients' part make a whole run."""
-    process = forks.context().Process(target=simulate, args=(optimizer, tmp_path / "loaded"))
+    process = multiprocessing.get_context("spawn").Process(target=simulate, args=(optimizer, tmp_path / "loaded"))
     process.start()
     process.join()
     assert (process.exitcode, (tmp_path / "loaded").read_text()) == (0, loaded)

@@ -77,9 +77,7 @@ FAILED = (
     ("metrics", "leave", r"ended its process: exit code 3"),
     ("metrics", "hunger", r"allocate memory.*limits.task_memory_mib"),
     ("metrics", "hang", r"did not end within 6 s"),
-    ("metrics", "compiler", r"raised Own: torch's compiler is imported: False"),
 )
-"""The last one does not end its process: it tells that making the model has imported nothing that takes seconds."""
 
 
 def test_whatever_a_task_does_costs_its_own_run(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
