@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -233,6 +234,7 @@ class WorkerFiles(StoredFiles):
         self._files: dict[str, StoredFile] = {}
         self._loose: dict[str, dict[str, int]] = {}
         self._sealed: dict[str, StoredFile] = {}
+        self._unsure = deque[str](maxlen=0)  # the coordinator finds them
 
     def give(self, name: str, parts: Sequence[str]) -> None:
         """The coordinator lets an upload use these loose parts of its file, and no others."""

@@ -102,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", choices=sorted(JOBS), default="", help="the only job; else the seeds draw them")
     parser.add_argument("--standby", action="store_true", help="two coordinators: kills and cuts of the leader")
     parser.add_argument("--store", choices=("s3", "folder"), default="s3", help="the object store with --standby")
+    parser.add_argument("--workers", action="store_true", help="with --standby: two workers, and their faults too")
     options = parser.parse_args(arguments)
     first, count = (options.first, options.seeds) if options.seed is None else (options.seed, 1)
     torch.set_num_threads(1)
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(HERE))  # folder of the task
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if options.standby:
-        return run_seeds(first, count, options.store)
+        return run_seeds(first, count, options.store, with_workers=options.workers)
     with ChaosRunner(options.job) as runner:
         try:
             for number in range(first, first + count):

@@ -1,8 +1,9 @@
 """Two coordinators of one ledger and one object store, four daemons that know both, and a relay on every way.
 
 Each coordinator reaches PostgreSQL, an S3 server and its clients through relays of its own, so that any of these ways
-can be cut. A trigger in the database compares the mark of the writing connection with the epoch of the ledger, in each
-transaction that changes a run: a write of a leader that was replaced would be seen.
+can be cut; so do two workers, if there are any, with the coordinators and the store. A trigger in the database compares
+the mark of the writing connection with the epoch of the ledger, in each transaction that changes a run: a write of a
+leader that was replaced would be seen.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from tests.chaos.jobs import Job
 from tests.chaos.points import KillOrders, order_path
 from tests.postgres_server import PostgresServer
 from tests.processes.federation import Coordinator, Daemon, Fleet
+from tests.processes.pods import is_ready
 from tests.processes.process import Workspace, eventually
-from tests.processes.relay import Relay
+from tests.processes.relay import Relay, free_port
 from tests.processes.standby import NAMES, Candidate
+from tests.processes.workers import Worker, free_address
 from tests.s3_server import S3Server
 
 WATCHED = ("attempts", "updates", "accepted", "commits", "objects")
@@ -57,12 +60,48 @@ class Ways:
         return [relay for relay in (self.database, self.store, self.clients) if relay is not None]
 
 
+class KillableWorker(Worker):
+    """A worker with a disk and relays of its own, which kills itself at a chosen point."""
+
+    def __init__(self, cluster: StandbyCluster, number: int, serve: str) -> None:
+        name, listening = f"worker-{number}", [each.settings["workers"]["listen"] for each in cluster.each()]
+        self.coordinators = [Relay(address) for address in listening]
+        self.store = [Relay(f"127.0.0.1:{cluster.s3.port}")] if cluster.s3 is not None else []
+        one, two = (relay.address for relay in self.coordinators)
+        self.health = f"127.0.0.1:{free_port()}"
+        settings: dict[str, Any] = {
+            "state_dir": str(cluster.workspace.folder / f"{name}-state"),
+            "health_listen": self.health,
+            "workers": {"coordinator": one, "standbys": [two], "serve": serve},
+        }
+        if self.store:
+            settings["objects"] = {"endpoint": f"http://{self.store[0].address}"}
+        super().__init__(cluster.workspace, cluster.server, name, settings, "tests.chaos.server")
+        self.orders = KillOrders(order_path(self.config))
+
+    @property
+    def relays(self) -> list[Relay]:
+        """Every relay."""
+        return [*self.coordinators, *self.store]
+
+    def settle(self) -> bool:
+        """Let it go on, start it if it has ended. Returns whether it is attached to the leader."""
+        if self.exit_code is None:
+            self.signal(signal.SIGCONT)
+            return is_ready(self.health)
+        self.start()
+        return False
+
+
 class StandbyCluster(Fleet):
     """The federation that runs all seeds. `server` is the leader."""
 
-    def __init__(self, workspace: Workspace, postgres: PostgresServer, s3: S3Server | None) -> None:
+    def __init__(
+        self, workspace: Workspace, postgres: PostgresServer, s3: S3Server | None, *, with_workers: bool = False
+    ) -> None:
         """s3: None for a folder as the object store."""
-        self.workspace, self.postgres, self._s3 = workspace, postgres, s3
+        self.workspace, self.postgres, self.s3 = workspace, postgres, s3
+        serve = free_address() if with_workers else ""
         os.environ.update(CHAOS_PART_BYTES=str(96 << 10), CHAOS_REMOVALS_EVERY_S="0.5")
         url = postgres.new_ledger()
         self.schema = url.rpartition("%3D")[2]
@@ -73,13 +112,14 @@ class StandbyCluster(Fleet):
             os.environ.update(s3.environment)
         self.folder.mkdir()
         self.candidates = {
-            name: KillableCandidate(workspace, name, self._settings(name, url, bucket)) for name in NAMES
+            name: KillableCandidate(workspace, name, self._settings(name, url, bucket, serve)) for name in NAMES
         }
         for name, ways in self.ways.items():
             ways.clients = Relay(self.candidates[name].address)
         self.server: KillableCandidate = self.candidates["one"].serve()
         self._watch_writes()
         self.standby.stand_by()
+        self.workers = [KillableWorker(self, number, serve).serve() for number in range(2)] if with_workers else []
         self.daemons = {}
         for index in range(DAEMONS):
             daemon = self.daemon(index, DAEMONS).start()
@@ -87,7 +127,16 @@ class StandbyCluster(Fleet):
         self.until_all_present()
         self._undisturbed: dict[str, list[str]] = {}
 
-    def _settings(self, name: str, url: str, bucket: str) -> dict[str, Any]:
+    def each(self) -> list[KillableCandidate]:
+        """Both coordinators."""
+        return list(self.candidates.values())
+
+    def _relays(self) -> list[Relay]:
+        """Every relay."""
+        of_workers = [relay for worker in self.workers for relay in worker.relays]
+        return [*of_workers, *(relay for ways in self.ways.values() for relay in ways.all)]
+
+    def _settings(self, name: str, url: str, bucket: str, serve: str) -> dict[str, Any]:
         ways = self.ways[name]
         objects: dict[str, Any] = {"retry_s": 5.0, "request_s": 5.0}
         storage = f"file://{self.folder}"
@@ -95,7 +144,8 @@ class StandbyCluster(Fleet):
             storage, objects["endpoint"] = f"s3://{bucket}/chaos", f"http://{ways.store.address}"
         limits = {"reattach_grace_s": GRACE_S, "chunk_bytes": CHUNK_BYTES}
         ledger = self.postgres.over_tcp(url, ways.database.port)
-        return {"ledger": ledger, "storage": storage, "objects": objects, "limits": limits}
+        workers = {"workers": {"listen": free_address(), "serve": serve}} if serve else {}
+        return {"ledger": ledger, "storage": storage, "objects": objects, "limits": limits, **workers}
 
     def _watch_writes(self) -> None:
         self.postgres.execute(_TRIGGER.format(schema=self.schema))
@@ -145,14 +195,15 @@ class StandbyCluster(Fleet):
 
     def settle(self) -> None:
         """Let everything pass again, start what has ended, and wait for a leader and a standby."""
-        for ways in self.ways.values():
-            for relay in ways.all:
-                relay.heal()
+        for relay in self._relays():
+            relay.heal()
         for each in self.candidates.values():
             if each.exit_code is None:
                 each.signal(signal.SIGCONT)
         self.until_led()
         eventually(self._both, "one leads and one waits")
+        for worker in self.workers:
+            eventually(worker.settle, f"{worker.name} is attached")
         for each in self.candidates.values():
             each.orders.cancel()
 
@@ -183,9 +234,8 @@ class StandbyCluster(Fleet):
 
     def __exit__(self, *_: object) -> None:
         """Close the relays. The workspace ends the processes."""
-        for ways in self.ways.values():
-            for relay in ways.all:
-                relay.__exit__()
+        for relay in self._relays():
+            relay.__exit__()
 
 
 def moved_away(folder: Path) -> Path:

@@ -45,7 +45,7 @@ class Death:
     def inject(self, cluster: StandbyCluster, run_id: str) -> float | None:
         leader = cluster.server
         leader.orders.kill_at(self.point, self.nth)
-        eventually(lambda: leader.exit_code is not None or _over(cluster, run_id), f"the leader dies {self.point}")
+        eventually(lambda: leader.exit_code is not None or over(cluster, run_id), f"the leader dies {self.point}")
         if leader.exit_code is None:
             raise DidNotHappen(f"the run was over before it reached: {self.point}")
         return time.time()
@@ -158,16 +158,22 @@ class Cut:
         return began if self.way == "database" else None
 
 
-def _over(cluster: StandbyCluster, run_id: str) -> bool:
+def over(cluster: StandbyCluster, run_id: str) -> bool:
+    """Whether the run has ended, as far as can be asked."""
     try:
         return cluster.server.run(run_id).HasField("ended")
     except OpsError:
         return False
 
 
-def _moment(draw: Random) -> float:
+def moment(draw: Random) -> float:
     """A random time in seconds, up to about two rounds."""
     return round(draw.uniform(0.0, 0.8), 3)
+
+
+def seconds_away(draw: Random) -> float:
+    """How long a way is cut: longer than a lease."""
+    return round(draw.uniform(12.0, 20.0), 1)
 
 
 KILLS: dict[str, Callable[[Random], Fault]] = {
@@ -175,16 +181,16 @@ KILLS: dict[str, Callable[[Random], Fault]] = {
         f"death {point}": (lambda draw, point=point, write=write: Death(point, draw.randint(1, write.times)))  # type: ignore[misc]
         for point, write in POINTS.items()
     },
-    "kill leader": lambda draw: Kill(_moment(draw)),
-    "kill leader and follower": lambda draw: Kill(_moment(draw), round(draw.uniform(1.0, 5.0), 3)),
-    "kill both": lambda draw: Kill(_moment(draw), both=True),
-    "kill standby": lambda draw: KillStandby(_moment(draw)),
-    "terminate leader": lambda draw: Terminate(_moment(draw)),
+    "kill leader": lambda draw: Kill(moment(draw)),
+    "kill leader and follower": lambda draw: Kill(moment(draw), round(draw.uniform(1.0, 5.0), 3)),
+    "kill both": lambda draw: Kill(moment(draw), both=True),
+    "kill standby": lambda draw: KillStandby(moment(draw)),
+    "terminate leader": lambda draw: Terminate(moment(draw)),
 }
 CUTS: dict[str, Callable[[Random], Fault]] = {
-    **{f"freeze {seconds}": (lambda draw, s=seconds: Freeze(_moment(draw), s)) for seconds in (3.0, 15.0, 60.0)},  # type: ignore[misc]
+    **{f"freeze {seconds}": (lambda draw, s=seconds: Freeze(moment(draw), s)) for seconds in (3.0, 15.0, 60.0)},  # type: ignore[misc]
     **{
-        f"{way} {how}": (lambda draw, w=way, h=how: Cut(w, h, _moment(draw), round(draw.uniform(12.0, 20.0), 1)))  # type: ignore[misc]
+        f"{way} {how}": (lambda draw, w=way, h=how: Cut(w, h, moment(draw), seconds_away(draw)))  # type: ignore[misc]
         for way in ("database", "store", "clients")
         for how in ("cut", "silence")
     },

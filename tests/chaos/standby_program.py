@@ -22,6 +22,7 @@ from tests.chaos.fault import DidNotHappen
 from tests.chaos.jobs import JOBS, Job
 from tests.chaos.standby_cluster import StandbyCluster
 from tests.chaos.standby_faults import CUTS, KILLS, Fault
+from tests.chaos.worker_faults import CUTS_WITH_WORKERS, KILLS_WITH_WORKERS
 from tests.processes.process import Workspace
 
 KILLS_OF_A_SEED = 4
@@ -39,12 +40,12 @@ class StandbyPlan:
     faults: tuple[Fault, ...]
 
 
-def standby_plan(seed: int, kills: int = KILLS_OF_A_SEED, cuts: int = 1) -> StandbyPlan:
+def standby_plan(seed: int, *, with_workers: bool = False) -> StandbyPlan:
     """The plan of a seed. Consecutive seeds go through all kills and all cuts in turn."""
     draw = Random(f"standby {seed}")
-    kill_names, cut_names = sorted(KILLS), sorted(CUTS)
-    chosen = [KILLS[kill_names[(seed * kills + n) % len(kill_names)]] for n in range(kills)]
-    chosen += [CUTS[cut_names[(seed * cuts + n) % len(cut_names)]] for n in range(cuts)]
+    kills, cuts = (KILLS_WITH_WORKERS, CUTS_WITH_WORKERS) if with_workers else (KILLS, CUTS)
+    chosen = [kills[sorted(kills)[(seed * KILLS_OF_A_SEED + n) % len(kills)]] for n in range(KILLS_OF_A_SEED)]
+    chosen.append(cuts[sorted(cuts)[seed % len(cuts)]])
     draw.shuffle(chosen)
     faults = [make(draw) for make in chosen]
     # The other coordinator goes on: after the longest fault the run may be over.
@@ -114,16 +115,16 @@ def _check_trained_once(cluster: StandbyCluster, run: str) -> None:
 class StandbyRunner:
     """Runs seeds on one cluster. After a failed seed it keeps the folder and starts a new cluster."""
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, *, with_workers: bool = False) -> None:
         self.trials: list[StandbyTrial] = []
         self.failed: dict[int, str] = {}
-        self._store, self._open = store, ExitStack()
+        self._store, self._with_workers, self._open = store, with_workers, ExitStack()
         self._cluster: StandbyCluster | None = None
         self._folder = Path()
 
     def seed(self, number: int) -> None:
         """Run one seed and print its result."""
-        trial = StandbyTrial(standby_plan(number))
+        trial = StandbyTrial(standby_plan(number, with_workers=self._with_workers))
         faults = "; ".join(map(str, trial.plan.faults))
         try:
             run_standby_trial(self._started(), trial)
@@ -144,7 +145,8 @@ class StandbyRunner:
             s3 = self._open.enter_context(s3_server.running()) if self._store == "s3" else None
             self._folder = Path(tempfile.mkdtemp(prefix="impetus-standby-"))
             workspace = self._open.enter_context(Workspace(self._folder))
-            self._cluster = self._open.enter_context(StandbyCluster(workspace, postgres, s3))
+            cluster = StandbyCluster(workspace, postgres, s3, with_workers=self._with_workers)
+            self._cluster = self._open.enter_context(cluster)
         return self._cluster
 
     def close(self) -> None:
@@ -154,19 +156,20 @@ class StandbyRunner:
             shutil.rmtree(self._folder)
 
 
-def run_seeds(first: int, count: int, store: str) -> int:
+def run_seeds(first: int, count: int, store: str, *, with_workers: bool = False) -> int:
     """Run seeds and print a summary. Returns the exit code."""
-    runner = StandbyRunner(store)
+    runner = StandbyRunner(store, with_workers=with_workers)
     try:
         for number in range(first, first + count):
             runner.seed(number)
     finally:
         runner.close()
-    print(json.dumps(summary(runner), indent=1))
+    again = "python -m tests.chaos --standby" + (" --workers" if with_workers else "")
+    print(json.dumps(summary(runner, again), indent=1))
     return 1 if runner.failed else 0
 
 
-def summary(runner: StandbyRunner) -> dict[str, object]:
+def summary(runner: StandbyRunner, again: str) -> dict[str, object]:
     """Counts of faults, the times of takeovers, and what failed."""
     happened = Counter(name for trial in runner.trials for name in trial.happened)
     times: dict[str, list[float]] = {}
@@ -175,10 +178,14 @@ def summary(runner: StandbyRunner) -> dict[str, object]:
             kind = "death" if name.startswith("death") else name
             times.setdefault(kind, []).extend(seconds)
     takeovers = {name: _statistics(seconds) for name, seconds in sorted(times.items())}
-    kills = sum(count for name, count in happened.items() if name.startswith(("death", "kill", "terminate")))
+    kills = sum(
+        count
+        for name, count in happened.items()
+        if name.startswith(("death", "kill", "terminate", "worker's death", "SIG"))
+    )
     return {
         "seeds": len(runner.trials),
-        "failed": {f"python -m tests.chaos --standby --seed {n}": why for n, why in runner.failed.items()},
+        "failed": {f"{again} --seed {n}": why for n, why in runner.failed.items()},
         "kills": kills,
         "cuts": happened.total() - kills,
         "faults": dict(sorted(happened.items())),

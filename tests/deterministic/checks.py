@@ -33,6 +33,8 @@ def check(life: Life) -> None:
         life.records.check()
     left = files_left(life)
     assert not left, f"no file of an ended run stays: {left}"
+    if life.effects.objects is not None:
+        life.effects.objects.check()
     _check_replay(life, store)
     errors = life.loop_errors()
     assert not errors, f"no callback fails: {errors[:3]}"
@@ -128,7 +130,7 @@ def _check_history(life: Life, store: Store) -> None:
     if not kinds & {"wipe", "operator", "lie", "full"} and not away:
         again = {"round_restarted", "states_restarted"} & set(events)
         assert not again, f"no round restarts where nothing is lost: {again}"
-    if not kinds & {"full", "away"}:
+    if not kinds & {"full", "away", "store"}:
         restarts, lines = len(life.seen.had_run) - 1, events["run_recovered"]
         assert lines >= restarts, f"the history has each restart: {lines} of {restarts}"
 
@@ -141,6 +143,8 @@ def files_left(life: Life) -> list[str]:
         for folder in ("pending", "states"):
             paths = (life.folder / name / folder).glob("*")
             left += [f"{name}/{folder}/{path.name}" for path in paths if path.name != "spare.part"]
+    if (objects := life.effects.objects) is not None:
+        left += [f"store/{key}" for key in objects.there.keys() - objects.put_late if f"/spool/run-{RUN}/" in key]
     return sorted(left)
 
 

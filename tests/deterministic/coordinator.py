@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -35,8 +36,11 @@ from tests.deterministic.certificates import tls_of
 from tests.deterministic.effects import Effects, ledger_engine
 from tests.deterministic.loop import AtOnce, Process, Threads
 from tests.deterministic.network import Handlers
+from tests.deterministic.objects import URL, stored_files
 from tests.deterministic.serving import Details
 
+P = ParamSpec("P")
+R = TypeVar("R")
 TASK = "tests.processes.tiny_task:Tiny"
 
 
@@ -70,6 +74,13 @@ class WatchedStore(Store):
         return found
 
 
+class DirectLedger(Ledger):
+    """The ledger. Its thread is no other one, so a call that waits for it is done at once."""
+
+    def call(self, method: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(*args, **kwargs)
+
+
 class CoordinatorProcess:
     """One start of the coordinator. Made in the context of its process."""
 
@@ -80,18 +91,22 @@ class CoordinatorProcess:
         lock = lock_directory(folder)
         process.on_kill.append(lock.release)
         engine = ledger_engine(folder / "ledger.sqlite", effects, process)
-        store = WatchedStore(engine, config.durability, lock.home)
+        objects = effects.objects
+        home = lock.home if objects is None else replace(lock.home, storage=URL)
+        store = WatchedStore(engine, config.durability, home)
         store.committed = committed
         lock.keep_ledger(store.coordinator_id)
-        log = Ledger(store, _pool("ledger", 1))
+        log = DirectLedger(store, _pool("ledger", 1))
+        self._process, files = process, None if objects is None else stored_files(objects, effects, log, config)
         held = UnfinishedLimit(config.transfers.kept_files, config.transfers.kept_mib << 20)
         revocations = Revocations(log)
         self.services = Services(
             config=config,
             ledger=log,
-            checkpoints=Checkpoints(folder / "checkpoints", AtOnce),
+            checkpoints=Checkpoints(folder / "checkpoints", AtOnce, files),
             uploaded=UploadedModels(folder / "uploaded"),
-            spool=Spool(folder / "spool", config.durability, held),
+            spool=Spool(folder / "spool", config.durability, held, files),
+            files=files,
             fleet=Fleet(log, config, metrics),
             metrics=metrics,
             compute=_pool("compute", 2),
@@ -116,6 +131,8 @@ class CoordinatorProcess:
         await self.services.audit.start()
         await self.services.fleet.start()
         await self.coordinator.start()
+        if (files := self.services.files) is not None:
+            self._process.spawn(files.keep_removing())
         made = service.CoordinatorService(self.services, self.coordinator, self.uploads)
         generic = service.handlers(made)
         limits, fleet = self.services.config.limits, self.services.fleet

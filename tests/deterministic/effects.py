@@ -1,4 +1,6 @@
-"""Effects of a simulated process: writes to its disk and transactions of its ledger. At each of them faults happen.
+"""Effects of a simulated process: writes to its disk, transactions of its ledger, requests to its object store.
+
+At each of them faults happen.
 
 `installed` replaces the functions by which the product writes files. A process that is dead has no further effects. A
 file that was written but not flushed loses its buffer with the process, as a real one does.
@@ -6,6 +8,7 @@ file that was written but not flushed loses its buffer with the process, as a re
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import errno
 import fcntl
@@ -17,6 +20,7 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import Context
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 from unittest import mock
@@ -33,9 +37,10 @@ from tests.deterministic.clocks import VIRTUAL
 from tests.deterministic.loop import CURRENT, Killed, Process, VirtualLoop
 
 T = TypeVar("T")
-Directive = Literal["", "before", "after", "torn", "full", "away", "unknown"]
-"""What happens at an effect: nothing; a SIGKILL before it, after it or half way; a disk that is full; a database that
-is away before the transaction, or after it was committed, so that its result is unknown."""
+Directive = Literal["", "before", "after", "torn", "full", "away", "unknown", "late"]
+"""What happens at an effect: nothing; a SIGKILL before it, after it or half way; a disk that is full; a database or
+store that is away before the effect, or after it, so that its result is unknown; a SIGKILL, and the effect later."""
+LATEST_S = 20.0
 
 Watch = Callable[[Process, str], Directive]
 """Called for each effect with its process and its name; says what happens to it."""
@@ -53,9 +58,17 @@ class Effects:
 
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
+        self.objects: Any = None
+        """The coordinator's object store; None without one."""
 
-    def perform(self, name: str, work: Callable[[], T], torn: Callable[[], object] | None = None) -> T:
-        """Do the work of an effect, or what happens in place of it. torn: does half of it."""
+    def perform(
+        self,
+        name: str,
+        work: Callable[[], T],
+        torn: Callable[[], object] | None = None,
+        late: Callable[[], object] | None = None,
+    ) -> T:
+        """Do the work of an effect, or what happens in place of it. torn: does half of it; late: after a death."""
         process = CURRENT.get()
         if process is None:
             return work()
@@ -65,15 +78,18 @@ class Effects:
         if what == "full" and name.partition(":")[2] not in _NEVER_FULL:
             raise OSError(errno.ENOSPC, "no space left on the simulated device")
         if what == "away":
-            raise StoreUnavailable("the simulated database is away")
-        if what in ("before", "torn"):
+            raise StoreUnavailable(f"the simulated {name.partition(':')[0]} is away")
+        if what in ("before", "torn", "late"):
             if what == "torn" and torn is not None:
                 torn()
+            if what == "late" and late is not None:
+                loop: Any = asyncio.get_running_loop()
+                loop.call_later(loop.random.uniform(0.0, LATEST_S), late, context=Context())
             process.kill()
             raise Killed
         result = work()
         if what == "unknown":
-            raise StoreUnavailable("the simulated database went away during a commit")
+            raise StoreUnavailable(f"the simulated {name.partition(':')[0]} went away before its answer")
         if what == "after":
             process.kill()
             raise Killed

@@ -150,6 +150,9 @@ INVARIANTS: dict[str, dict[int, tuple[str, ...]]] = {
     "A disk that is full and a database that is away pause a run, with the reason, until they are back": {
         2: ("a full disk pauses a run with its reason", "a run goes on when there is room again"),
     },
+    "What the ledger counts is in the object store, whatever fails and whatever a dead leader still writes": {
+        2: ("what the ledger counts is in the store",),
+    },
     "The history tells each restart": {2: ("the history has each restart",)},
     "Devices and coordinator remove the files of a run that has ended": {2: ("no file of an ended run stays",)},
     "Programs start again after a kill, and operators get their answers": {

@@ -19,6 +19,7 @@ from tests.deterministic.coordinator import TASK, CoordinatorProcess
 from tests.deterministic.effects import Effects
 from tests.deterministic.loop import Killed, Process
 from tests.deterministic.network import Network, Server
+from tests.deterministic.objects import LOCAL, ObjectStore
 from tests.deterministic.operators import RUN
 from tests.deterministic.plan import HEAL_S, LONGEST_S, SERVER, Fault, Plan
 from tests.deterministic.private_records import PrivateRecords, limit, policy_of
@@ -48,6 +49,8 @@ class Life:
         self.network.trouble, self.network.lies = self.faults.trouble, self.faults.lie
         self.network.answered = self._answered
         self.effects = Effects(self.faults.watch)
+        if plan.objects:
+            self.effects.objects = ObjectStore(folder / SERVER / "ledger.sqlite", self.seen)
         self.private = PrivateRounds(self.seen.violations)
         self.config = coordinator.settings(folder / SERVER)
         self.model = "plain"
@@ -191,10 +194,25 @@ class Life:
                 shutil.rmtree(self.folder / fault.who, ignore_errors=True)
                 self.promises.forgets(fault.who)
                 self.records.forgets(fault.who)
+            case "disk":
+                self._kill(SERVER, fault.seconds)
+                for name in LOCAL:
+                    shutil.rmtree(self.folder / SERVER / name, ignore_errors=True)
+            case "slow":
+                await self._slow_store(fault.seconds)
             case "term":
                 await self._terminate(fault.seconds)
             case "operator":
                 await operators.operate(self, fault)
+
+    async def _slow_store(self, seconds: float) -> None:
+        """Let what uses the object store take seconds, in the process that runs now."""
+        if (server := self.server) is None:
+            return
+        pool: Any = server.services.io
+        before, pool.busy_s = pool.busy_s, (0.5, 4.0)
+        await asyncio.sleep(seconds)
+        pool.busy_s = before
 
     async def _terminate(self, seconds: float) -> None:
         process, server = self.processes.get(SERVER), self.server
@@ -236,7 +254,7 @@ class Life:
         working += [
             asyncio.ensure_future(self._strike(fault))
             for fault in self.plan.faults
-            if fault.kind in ("block", "clock", "wipe", "term", "operator")
+            if fault.kind in ("block", "clock", "wipe", "term", "operator", "disk", "slow")
         ]
         try:
             await self._create()

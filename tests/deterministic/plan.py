@@ -72,6 +72,8 @@ class Plan:
     job: Job
     clients: tuple[str, ...]
     faults: tuple[Fault, ...] = field(default=())
+    objects: bool = False
+    """Whether the coordinator's files are in an object store."""
 
 
 BASE: dict[str, Any] = {"name": "r", "local": {"steps": 2, "batch_size": 8}, "stop": {"rounds": 3}, "seed": 7}
@@ -148,6 +150,28 @@ def buffered_job() -> Job:
     return Job("buffer", sections, cohort=False)
 
 
+STORED_SEEDS, STORED_OF = (5, 12), 13
+"""The seeds with these remainders have the coordinator's files in an object store, unless their run is private."""
+
+
+def _of_the_store(seed: int, faults: list[Fault]) -> list[Fault]:
+    """Kills at requests, faults of the store, and the loss of the coordinator's own disk, beside the others."""
+    draw = random.Random(f"objects {seed}")
+
+    def fault(kind: str) -> Fault:
+        at, short = round(draw.uniform(0.0, 30.0), 3), round(draw.choice((0.5, 3.0, 15.0)) * draw.uniform(0.5, 1.0), 3)
+        number, name = int(draw.choice((2, 8)) * draw.random()), draw.choice(_REQUESTS)
+        if kind == "kill":
+            how = draw.choice(("before", "after", "late", "late"))
+            return Fault("kill", SERVER, at, name, number, how, short)
+        how = draw.choice(("away", "unanswered", "busy")) if kind == "store" else ""
+        return Fault(kind, SERVER, at, number=number, how=how, seconds=short)
+
+    kinds = ("kill", "kill", "store", "store", "slow", "disk")
+    return [*faults, *(fault(draw.choice(kinds)) for _ in range(draw.choice((1, 2, 4))))]
+
+
+_REQUESTS = ("store:put", "store:put", "store:delete", "store:get")
 _CALLS = ("Register", "Attend", "FetchModel", "SubmitUpdate", "SubmitUpdate", "SubmitUpdate", "QueryUpload",
           "ReportStatus")  # fmt: skip
 _SERVER_EFFECTS = ("ledger:commit", "file:rename", "file:replace", "file:pwrite", "file:save", "file:fsync",
@@ -170,7 +194,10 @@ def plan_of(seed: int) -> Plan:
     clients = tuple(f"c-{number}" for number in range(draw.choice((4, 4, 5, 6, 8))))
     count = draw.choice((1, 2, 3, 4, 6, 10))
     faults = [_fault(draw, clients) for _ in range(count)]
-    return Plan(seed, job, clients, tuple(map(_of_answers, faults) if job.stage_s else faults))
+    stored = seed % STORED_OF in STORED_SEEDS and not job.unit
+    if stored:
+        faults = _of_the_store(seed, faults)
+    return Plan(seed, job, clients, tuple(map(_of_answers, faults) if job.stage_s else faults), stored)
 
 
 def _of_answers(fault: Fault) -> Fault:

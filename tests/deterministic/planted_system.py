@@ -27,6 +27,7 @@ from tests.deterministic.living import live
 from tests.deterministic.plan import plan_of
 from tests.deterministic.planted import Patch, patched
 from tests.deterministic.planted_more import MORE
+from tests.deterministic.planted_objects import STORED
 from tests.deterministic.planted_privacy import PRIVATE, later
 
 
@@ -175,7 +176,7 @@ PLANTED: dict[str, Callable[[], Patch]] = {
     "a deadline goes on while the coordinator is down": _deadline_goes_on,
 }
 
-PLANTED |= MORE | PRIVATE
+PLANTED |= MORE | PRIVATE | STORED
 
 
 def found_by(name: str, check: str, seeds: Iterable[int]) -> tuple[int, str] | None:

@@ -8,6 +8,9 @@ from tests.deterministic.network import Trouble
 from tests.deterministic.plan import SERVER, Fault, Plan
 from tests.deterministic.seen import Seen
 
+_WINDOWS = {"full": "file", "away": "ledger", "store": "store"}
+"""Faults that last, and the effects that they meet."""
+
 
 class Faults:
     """Which of them has struck, and which are due."""
@@ -27,8 +30,8 @@ class Faults:
         for fault in self._plan.faults:
             if fault.who != who or now < fault.at or id(fault) in self._used:
                 continue
-            if fault.kind in ("full", "away"):
-                if (fault.kind == "away") != name.startswith("ledger"):
+            if fault.kind in _WINDOWS:
+                if not name.startswith(_WINDOWS[fault.kind]):
                     continue
                 ends = self._ends.get(id(fault))
                 if ends is None:
@@ -37,7 +40,7 @@ class Faults:
                     ends = self._ends[id(fault)] = now + fault.seconds
                     self.happened(fault)
                 if now < ends:
-                    return "full" if fault.kind == "full" else "away"
+                    return self._within(fault)
                 self._used.add(id(fault))
             if fault.kind == "kill" and fault.name in ("", name) and self._due(fault):
                 self._used.add(id(fault))
@@ -45,6 +48,15 @@ class Faults:
                 self.down_s[who] = fault.seconds
                 return fault.how  # type: ignore[return-value]
         return ""
+
+    def _within(self, fault: Fault) -> Directive:
+        """What happens to an effect in the time of a fault. A store that is too busy refuses every second request."""
+        if fault.kind == "full":
+            return "full"
+        self._left[id(fault)] -= 1
+        if fault.how == "busy" and self._left[id(fault)] % 2:
+            return ""
+        return "unknown" if fault.how == "unanswered" else "away"
 
     def _due(self, fault: Fault) -> bool:
         self._left[id(fault)] -= 1

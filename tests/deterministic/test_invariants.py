@@ -15,13 +15,13 @@ from tests.deterministic.invariants import INVARIANTS, RESTORED
 FOLDER = Path(__file__).parent
 MODULES = {
     1: ("core_buffer", "core_checks", "core_driver", "core_effects", "core_life", "core_stages"),
-    2: ("checks", "life", "living", "loop", "operators", "pauses", "private_records", "private_rounds", "promises",
-        "uptime"),
+    2: ("checks", "life", "living", "loop", "objects", "operators", "pauses", "private_records", "private_rounds",
+        "promises", "uptime"),
 }  # fmt: skip
 """The modules of each depth that have checks."""
 PATCHES = {
     1: {"planted": "PLANTED", "planted_stages": "STAGES", "planted_buffer": "BUFFER"},
-    2: {"planted_system": "PLANTED", "planted_more": "MORE", "planted_privacy": "PRIVATE"},
+    2: {"planted_system": "PLANTED", "planted_more": "MORE", "planted_privacy": "PRIVATE", "planted_objects": "STORED"},
 }
 """The modules of each depth that plant faults, with the dictionary of each."""
 

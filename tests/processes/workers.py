@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from tests.processes.federation import Coordinator
 from tests.processes.process import Process, Workspace, write_toml
@@ -43,7 +43,7 @@ class Worker(Process):
     def arguments(self) -> list[str]:
         return ["--role", "data", "--config", str(self._server), "--config", str(self.config)]
 
-    def serve(self) -> Worker:
+    def serve(self) -> Self:
         """Start it, and wait until it serves."""
         before = len(self.events("serving"))
         self.start()

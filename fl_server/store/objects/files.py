@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -59,6 +60,8 @@ class StoredFiles(ObjectReader):
         self._files = {file.name: file for file in ledger.call(ledger.store.stored_files)}
         self._loose: dict[str, dict[str, int]] = {}
         """The sizes of the loose parts, by the name of the file and the end of the key."""
+        self._unsure = deque[str]()
+        """Keys of parts whose request failed: they are used no more, and may be there, if only the answer was lost."""
         self._check_there()
         bucket.remove_temporary()
         self.learn("spool")
@@ -143,7 +146,11 @@ class StoredFiles(ObjectReader):
                 if _number(part) == number and part.endswith(f".{digest}"):
                     return part
         part = f"{number:05d}.{self.epoch}-{next(self._counts)}.{digest}"
-        self.bucket.put(self._key(f"{name}/{part}"), data, durable=durable)
+        try:
+            self.bucket.put(self._key(f"{name}/{part}"), data, durable=durable)
+        except StoreError:
+            self._unsure.append(f"{name}/{part}")
+            raise
         with self._lock:
             self._loose.setdefault(name, {})[part] = len(data)
         return part
@@ -216,6 +223,10 @@ class StoredFiles(ObjectReader):
 
     def remove_objects(self, most: int = 1000) -> bool:
         """Remove objects whose removal is written. Returns whether there may be more."""
+        if unsure := list(self._unsure):
+            self._removed([], unsure)
+            for _ in unsure:
+                self._unsure.popleft()
         keys = self._ledger.call(self._ledger.store.object_removals, most)
         if keys:
             self.bucket.delete([self._key(key) for key in keys])
