@@ -14,6 +14,7 @@ from typing import Literal
 import structlog
 
 from fl_common.rate_limits import TokenBuckets
+from fl_common.units import duration
 from fl_server.clients.attendance import Attendance
 from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.draw_rules import Candidate, Requirements, Selection, able, offer_for
@@ -61,7 +62,8 @@ class Eligibility:
     ) -> Selection:
         """What a run asks of clients now. own: the clients that the run itself keeps out, by reason, with details."""
         quarantined = {
-            client: f"for {self._quarantine.seconds_left(client):.0f} s more" for client in self._quarantine.clients()
+            client: f"for {duration(round(self._quarantine.seconds_left(client)))} more"
+            for client in self._quarantine.clients()
         }
         others = len(self._run_of) > len(self._workers.get(run_id, ()))
         at_work = {client: f"run {of}" for client, of in self._run_of.items() if of != run_id} if others else {}

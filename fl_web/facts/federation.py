@@ -46,14 +46,6 @@ def problems(overview: pb.GetOverviewResponse, ended: Iterable[pb.RunOverview] =
     if not_loaded := overview.runs_by_state["unspecified"]:
         known.append(Problem("bad", f"{counted(not_loaded, 'run')} could not be loaded"))
     known += waiting(overview)
-    for run in overview.runs:
-        if run.labels_suspected:
-            who = counted(run.labels_suspected, "client")
-            known.append(Problem("warn", f"{run.run_id}: check the order of the labels of {who}", run.run_id))
-    for run in overview.runs:
-        if run.below_due:
-            who = f"{counted(run.below_due, 'client')} count{'s' if run.below_due == 1 else ''}"
-            known.append(Problem("warn", f"{run.run_id}: {who} less than half of their due", run.run_id))
     for need in overview.attention:
         known.append(
             Problem("warn", f"{need.client_id} {need.attention.why}; {need.attention.remedy}", client=need.client_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fl_common.units import NOTHING
+from fl_common.units import NOTHING, measured
 from protos.fl.v1 import admin_pb2 as pb
 
 STATES = ("waiting", "installed", "evaluated", "not_evaluated", "refused", "failed", "returned")
@@ -29,13 +29,14 @@ def state_text(release: pb.ReleaseStatus) -> str:
 
 
 def metric_text(release: pb.ReleaseStatus) -> str:
-    """The metric's means: "accuracy 0.91 -> 0.93"; of a package the failed work: "0 of 40 -> 3 of 12 failed"."""
+    """The metric's means: "accuracy 91.20 % -> 93.00 %"; of a package the failed work: "0 of 40 -> 3 of 12 failed"."""
     if release.kind == "package":
         return f"{_work(release, 'work_before', ' -> ')}{_work(release, 'work', ' failed')}" or NOTHING
     if not release.HasField("metric_now"):
         return NOTHING
-    before = f"{release.metric_before:.4g} -> " if release.HasField("metric_before") else ""
-    return f"{release.rules.metric} {before}{release.metric_now:.4g}"
+    name = release.rules.metric
+    before = f"{measured(release.metric_before, name)} -> " if release.HasField("metric_before") else ""
+    return f"{name} {before}{measured(release.metric_now, name)}"
 
 
 def _work(release: pb.ReleaseStatus, which: Literal["work", "work_before"], end: str) -> str:
@@ -68,9 +69,9 @@ def round_text(release: pb.ReleaseStatus) -> str:
 
 
 def device_metric(release: pb.ReleaseStatus, device: pb.ReleaseDevice) -> str:
-    """The metric on a device: "0.91 -> 0.93"."""
+    """The metric on a device: "accuracy 91.20 % -> 93.00 %"."""
     name = release.rules.metric or next(iter(sorted(device.metrics)), "")
     if name not in device.metrics:
         return NOTHING
-    before = f"{device.metrics_before[name]:.4g} -> " if name in device.metrics_before else ""
-    return f"{name} {before}{device.metrics[name]:.4g}"
+    before = f"{measured(device.metrics_before[name], name)} -> " if name in device.metrics_before else ""
+    return f"{name} {before}{measured(device.metrics[name], name)}"

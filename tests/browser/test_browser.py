@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from fl_common.signatures import make_key
 from tests.processes.federation import Coordinator, Daemon
-from tests.processes.process import Workspace
+from tests.processes.process import Workspace, run_fl
 from tests.processes.web_page import WebPage
 
 pytest.importorskip("starlette", reason="the extra `web` is not installed")
@@ -154,7 +155,7 @@ def test_a_failure_of_a_devices_code_is_shown_with_its_line(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_view_is_accessible(
-    federation: Federation, page: WebPage, open_context: Callable[..., Any], scheme: str, width: int
+    federation: Federation, page: WebPage, open_context: Callable[..., Any], tmp_path: Path, scheme: str, width: int
 ) -> None:
     """axe-core finds nothing (WCAG 2.1 A and AA), and no view is wider than its screen."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
@@ -163,17 +164,22 @@ def test_every_view_is_accessible(
     if "browser-axe" not in known:
         server.create("browser-axe", evaluation={"clients_every": 1}, **TINY)
         server.completed("browser-axe")
+        make_key(tmp_path / "key.pem")
+        signed = ("--sign-key", str(tmp_path / "key.pem"), "--server", str(server.settings["admin_listen"]))
+        assert run_fl("release", "browser-axe", *signed, "--insecure", folder=tmp_path).returncode == 0
     context = open_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
     tab = context.new_page()
     found: list[str] = []
     for path in ("/", "/runs", "/runs/browser-axe", "/compare?run=browser-axe", "/clients", "/clients/edge-0",
-                 "/events", "/nothing"):  # fmt: skip
+                 "/releases", "/releases?model=Tiny&version=1", "/events", "/nothing"):  # fmt: skip
         tab.goto(page.address + path)
         if path.startswith(("/runs/", "/compare")):
             tab.locator("canvas").first.wait_for()
             tab.locator("summary").evaluate_all("all => all.forEach(each => { each.parentElement.open = true; })")
         response = axe.Axe().run(tab, options={"runOnly": {"type": "tag", "values": RULES}}).response
         found += [f"{path}: {each['id']}: {each['help']}: {_nodes(each)}" for each in response["violations"]]
+        if path.startswith("/releases"):
+            assert tab.get_by_text("Tiny").count()
         wide = tab.evaluate("document.documentElement.scrollWidth")
         if wide > width:
             found.append(f"{path}: {wide} pixels wide")

@@ -22,7 +22,7 @@ def main() -> None:
     """Parse the command line, start a federation or use one, take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", type=Path, metavar="FOLDER", help="take every view, for the eye")
-    parser.add_argument("--only", metavar="TEXT", default="", help="with --all: views whose names contain it")
+    parser.add_argument("--only", metavar="REGEX", default="", help="with --all: views whose names match")
     parser.add_argument("--link", help="login link of a page that is served, which no browser has used")
     parser.add_argument("--rounds", type=int, default=30, help="of the runs that end")
     parser.add_argument("--wait", action="store_true", help="afterwards keep the federation until a key is pressed")

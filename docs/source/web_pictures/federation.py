@@ -1,7 +1,8 @@
 """The federation in the pictures of the web page: a coordinator with certificates, eight daemons, all kinds of runs.
 
 One device fails often, one is slow, one sends updates that are far too long until it is quarantined. Runs: plain,
-private, with secure aggregation, one that was stopped, one that waits for clients, and one that goes on.
+private, with secure aggregation, one that was stopped, one that waits for clients, and one that goes on. The model of
+one is released.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from docs.source.dashboards.federation import TASK
+from fl_common.signatures import make_key
 from tests.processes.certificates import Pki, section
 from tests.processes.federation import Daemon, SecureCoordinator
 from tests.processes.process import Workspace, eventually
 
 PLAIN, PRIVATE, SECURE = "digits-fedavg", "digits-private", "digits-secure"
 STOPPED, WAITING, NEWEST = "digits-scaffold", "letters", "digits-fedcm"
+MODEL = TASK.rpartition(":")[2]
 COMPARED = (NEWEST, PLAIN, SECURE)
 _SITES = ("berlin-1", "berlin-2", "berlin-3", "lyon-1", "lyon-2", "porto-1", "porto-2", "turin-1")
 _HEALTHY = 5
@@ -100,13 +103,17 @@ def _daemon(workspace: Workspace, server: SecureCoordinator, pki: Pki, index: in
     )  # fmt: skip
 
 
+def _of_alice(server: SecureCoordinator, pki: Pki, *arguments: str) -> list[str]:
+    """A command of the operator."""
+    alice = pki.issue("admin", "alice")
+    command = [sys.executable, "-m", "fl_ops", *arguments, "--json", "--server", str(server.settings["admin_listen"])]
+    return [*command, "--ca", str(alice.ca), "--cert", str(alice.cert), "--key", str(alice.key)]
+
+
 @contextmanager
 def _page(server: SecureCoordinator, pki: Pki) -> Iterator[str]:
     """`fl web` of the operator; yields the login link."""
-    alice = pki.issue("admin", "alice")
-    command = [sys.executable, "-m", "fl_ops", "web", "--json", "--listen", "127.0.0.1:0"]
-    command += ["--server", str(server.settings["admin_listen"])]
-    command += ["--ca", str(alice.ca), "--cert", str(alice.cert), "--key", str(alice.key)]
+    command = _of_alice(server, pki, "web", "--listen", "127.0.0.1:0")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own program
         try:
             text = ""
@@ -125,11 +132,17 @@ def federation(folder: Path, rounds: int, tell: Callable[[str], object]) -> Iter
     with Workspace(folder) as workspace:
         pki = Pki(folder / "pki")
         server = SecureCoordinator(workspace, pki, _SERVER).serve()
-        daemons = [_daemon(workspace, server, pki, index).start() for index in range(len(_SITES))]
+        key = folder / "release.pem"
+        signer = make_key(key).signer
+        daemons = [_daemon(workspace, server, pki, index) for index in range(len(_SITES))]
+        for daemon in daemons:
+            daemon.configure(releases={"signers": [signer]})
+            daemon.start()
         for daemon in daemons:
             server.until_present(daemon.client_id)
         tell("the devices are here: runs that end")
         _ended_runs(server, rounds)
+        subprocess.run(_of_alice(server, pki, "release", PLAIN, "--sign-key", str(key)), check=True)  # noqa: S603
         tell("a run that goes on; a device exaggerates until it is quarantined")
         fedcm = {"name": "fedcm", "parameters": {"alpha": 0.3}}
         _run(server, NEWEST, 20 * rounds, algorithm=fedcm, round={"max_update_norm": 4.0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from urllib.parse import urlencode, urlsplit
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from docs.source.web_pictures.federation import COMPARED, FAILING, NEWEST, PRIVATE, SECURE, SICK, WAITING
+from docs.source.web_pictures.federation import COMPARED, FAILING, MODEL, NEWEST, PRIVATE, SECURE, SICK, WAITING
 
 IMAGES = Path(__file__).parents[2] / "images"
 _DESKTOP, _PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
@@ -44,6 +45,8 @@ _VIEWS: dict[str, str] = {
     "clients": "/clients",
     "client-failing": f"/clients/{FAILING}",
     "client-quarantined": f"/clients/{SICK}",
+    "releases": "/releases",
+    "release": f"/releases?{urlencode({'model': MODEL, 'version': 1})}",
     "events": "/events",
     "missing": "/runs/no-such-run",
 }
@@ -102,7 +105,7 @@ def take_all(link: str, folder: Path, only: str = "") -> None:
     """Write every view in whole length, at two widths, light and dark; prints the views that are too wide."""
     folder.mkdir(parents=True, exist_ok=True)
     with _camera(link) as camera:
-        for name, path in ((name, path) for name, path in _VIEWS.items() if only in name):
+        for name, path in ((name, path) for name, path in _VIEWS.items() if re.search(only, name)):
             for size in (_DESKTOP, _PHONE):
                 for scheme in ("light", "dark"):
                     picture = camera.take((path, scheme, size), whole=True)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+from fl_web.rendering import rendered
 from fl_web.views.federation import FEDERATION
 from fl_web.views.view import Params
 from protos.fl.v1 import admin_pb2 as pb
 
 
 class Readings:
-    """A coordinator with one run."""
+    """A coordinator with one run, and clients that need attention."""
 
-    def __init__(self, run: pb.RunOverview) -> None:
-        self._run = run
+    def __init__(self, run: pb.RunOverview, needs: Sequence[pb.ClientInNeed] = ()) -> None:
+        self._run, self._needs = run, needs
 
     async def overview(self, wanted: Any) -> pb.GetOverviewResponse:
         """The run, where runs of its state are wanted."""
         runs = [self._run] if self._run.state in wanted.states else []
-        return pb.GetOverviewResponse(runs=runs, clients_by_state={"present": 3})
+        states = {"present": 3, "attention": len(self._needs)}
+        return pb.GetOverviewResponse(runs=runs, clients_by_state=states, attention=self._needs)
 
     async def clients(self, _: Any) -> pb.ListClientsResponse:
         """No client."""
@@ -30,18 +33,23 @@ class Readings:
         return SimpleNamespace(entries=[])
 
 
-async def test_clients_whose_labels_are_suspected_need_attention() -> None:
-    """The line leads to the run, whose history names them."""
-    run = pb.RunOverview(run_id="wards", state=pb.RUN_STATE_RUNNING, labels_suspected=2)
-    shown = await FEDERATION.context(cast(Any, Readings(run)), Params({}))
-    assert shown["problems"] == [("warn", "wards: check the order of the labels of 2 clients", "/runs/wards")]
-    run.labels_suspected = 0
-    assert (await FEDERATION.context(cast(Any, Readings(run)), Params({})))["problems"] == []
+async def test_a_client_in_need_is_named_once() -> None:
+    """Clients with suspected labels, or below their due, are in the list of clients, by name, and in no other line."""
+    run = pb.RunOverview(run_id="wards", state=pb.RUN_STATE_RUNNING, labels_suspected=1, below_due=1)
+    needs = [
+        pb.ClientInNeed(client_id=client, attention=pb.Attention(reason=reason, why=why, remedy="`fl clients show`"))
+        for client, reason, why in (("kiel", "labels", "its accuracy stays low"), ("lyon", "below_due", "1 of 4.0"))
+    ]
+    shown = await FEDERATION.context(cast(Any, Readings(run, needs)), Params({}))
+    assert (shown["problems"], shown["health"]) == ([], "warn")
+    text = rendered("federation.html", {"view": "federation", "live": "", "who": None, "parts": {}, **shown})
+    assert [text.count(f'href="/clients/{client}"') for client in ("kiel", "lyon")] == [1, 1]
+    assert "its accuracy stays low" in text
 
 
-async def test_clients_below_their_due_need_attention() -> None:
-    """The line leads to the run, which names them."""
-    run = pb.RunOverview(run_id="wards", state=pb.RUN_STATE_RUNNING, below_due=3)
+async def test_a_list_names_the_class_of_a_task() -> None:
+    """The narrow column has no place for the module, which is in the title."""
+    run = pb.RunOverview(run_id="r", state=pb.RUN_STATE_COMPLETED, task="our.wards.tasks:Beds", algorithm="fedcm")
     shown = await FEDERATION.context(cast(Any, Readings(run)), Params({}))
-    line = "wards: 3 clients count less than half of their due"
-    assert shown["problems"] == [("warn", line, "/runs/wards")]
+    text = rendered("federation.html", {"view": "federation", "live": "", "who": None, "parts": {}, **shown})
+    assert 'title="Task our.wards.tasks:Beds">fedcm · Beds</td>' in text
