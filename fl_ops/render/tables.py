@@ -24,7 +24,7 @@ from fl_web.facts import client as client_facts
 from fl_web.facts import client_work
 from fl_web.facts import run as run_facts
 from fl_web.facts.rounds import rounds_of, shown_metric
-from fl_web.facts.words import Fact, fact, run_state
+from fl_web.facts.words import Fact, event_detail, fact, run_state
 from protos.fl.v1 import admin_pb2
 
 
@@ -177,7 +177,7 @@ def history_table(entries: Sequence[admin_pb2.HistoryEntry]) -> RenderableType:
         "When": lambda entry: units.moment(entry.time),
         "Who": lambda entry: plain(entry.actor),
         "What": lambda entry: plain(entry.event),
-        "Why": lambda entry: plain(entry.detail),
+        "Why": lambda entry: plain(event_detail(entry.event, entry.detail)),
     }
     table = FittedTable.of(entries, columns, optional=("Who",), wraps=("Why",))
     return table if entries else Text("nothing has happened yet")

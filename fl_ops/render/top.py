@@ -20,7 +20,7 @@ from fl_ops.render.fitted import Cell, FittedTable
 from fl_ops.render.tables import CLIENT_COLUMNS
 from fl_ops.render.text import STYLES, bar, plain, sparkline, state
 from fl_web.facts import client as client_facts
-from fl_web.facts.federation import problems
+from fl_web.facts.federation import health, problems
 from fl_web.facts.run import delivered, rounds_text, time_left, waits
 from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, NOT_LOADED, RUN_STATES, mark_words, run_state, tone
 from protos.fl.v1 import admin_pb2
@@ -142,7 +142,8 @@ class TopView:
     def _head(self) -> list[Text]:
         overview = self.federation.overview
         title = Text(f"{self.federation.server}  ", style="bold")
-        title.append(self.lost or f"healthy, version {overview.version or 'unknown'}", "red" if self.lost else "green")
+        tone_now, words = ("bad", self.lost) if self.lost else health(problems(overview))
+        title.append(words if self.lost else f"{words}, version {overview.version or 'unknown'}", STYLES[tone_now])
         runs = {NOT_LOADED if name == "unspecified" else name: n for name, n in overview.runs_by_state.items()}
         by_state = {_COUNTED.get(name, name): count for name, count in overview.clients_by_state.items()}
         clients = _counts("clients", by_state, (*CLIENT_STATES, *(_COUNTED.get(mark, mark) for mark in CLIENT_MARKS)))
@@ -152,8 +153,8 @@ class TopView:
         federation, chosen = self.federation, self.selection
         if chosen.open and chosen.name == federation.details_of and federation.details is not None:
             return _lines(console, options, federation.details)
-        waiting = [line for text in self._waiting() for line in text.wrap(console, options.max_width)]
-        waiting = waiting if self.whole else waiting[: max(1, room // 3)]
+        texts = [list(text.wrap(console, options.max_width)) for text in self._waiting()]
+        waiting = _shared(texts, 1 << 16 if self.whole else max(1, room // 3))
         room -= len(waiting) + (1 if waiting else 0) + 1  # and the blank line between the lists
         share = room // 2
         runs = min(len(federation.overview.runs) + 2, max(share, room - len(federation.clients) - 2))
@@ -228,6 +229,17 @@ def _lines(console: Console, options: ConsoleOptions, shown: RenderableType) -> 
         line.rstrip()
         lines.append(line)
     return lines
+
+
+def _shared(texts: Sequence[list[Text]], room: int) -> list[Text]:
+    """Lines of the first texts, as many as there is room for: one of each, and more of the first ones."""
+    shown: list[Text] = []
+    for number, lines in enumerate(texts[:room], 1):
+        part = lines[: room - len(shown) - len(texts[number:room])]
+        if len(part) < len(lines):
+            part[-1].append(" …")
+        shown += part
+    return shown
 
 
 def _window(lines: Sequence[Text], names: Sequence[str], at: int, room: int, whole: bool) -> list[Text]:

@@ -93,7 +93,7 @@ def facts(details: pb.GetClientResponse) -> list[Fact]:
         *(fact(f"not drawn by {verdict.run_id}", f"{verdict.why}; {verdict.remedy}") for verdict in details.not_drawn),
         *_daemons(details),
         fact("standing", details.standing.reason if details.HasField("standing") else ""),
-        *(fact(f"task {offer_title(offer)}", _offer(offer)) for offer in client.tasks),
+        fact("tasks", "; ".join(f"{offer_title(offer)}: {_offer(offer)}" for offer in client.tasks)),
         fact("methods", ", ".join(offer.name for offer in client.methods)),
         fact("device", device(client)),
         fact("software", client.software),

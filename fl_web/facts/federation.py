@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fl_common.units import counted
@@ -20,6 +20,12 @@ class Problem(NamedTuple):
     """The filter of the list of clients that have it; empty: all. None: no clients have it."""
     client: str = ""
     """The client that has it, if it is one."""
+
+
+def health(worst_first: Sequence[Problem]) -> tuple[str, str]:
+    """Tone and words for a federation with these problems."""
+    tone = worst_first[0].tone if worst_first else "good"
+    return tone, {"good": "healthy", "warn": "needs attention", "bad": "in trouble"}[tone]
 
 
 def waiting(overview: pb.GetOverviewResponse) -> list[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fl_web.coordinator.reader import ClientsWanted, Reader, RunsWanted
-from fl_web.facts.federation import Problem, problems, waiting
+from fl_web.facts.federation import Problem, health, problems, waiting
 from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, RUN_STATES, run_number, run_state, without_repeats
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
@@ -43,7 +43,7 @@ async def _context(reader: Reader, _: Params) -> Context:
             for problem in worst_first
             if problem.text not in elsewhere and not problem.client
         ],
-        "health": worst_first[0].tone if worst_first else "good",
+        "health": health(worst_first),
         "entries": without_repeats(history.entries, _MOST_EVENTS),
         "run_states": RUN_STATES,
         "client_states": CLIENT_STATES,

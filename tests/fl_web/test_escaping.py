@@ -92,7 +92,7 @@ CASES: dict[str, dict[str, Any]] = {
     "federation/_waits.html": {"active": [run()], "most_waits": 1},
     "federation/_health.html": {
         "overview": pb.GetOverviewResponse(version=EVIL), "problems": [("bad", EVIL, f"/runs/{EVIL}")],
-        "health": "bad", "run_states": RUN_STATES, "client_states": CLIENT_STATES, "client_marks": CLIENT_MARKS,
+        "health": ("bad", EVIL), "run_states": RUN_STATES, "client_states": CLIENT_STATES, "client_marks": CLIENT_MARKS,
     },
     "federation/_attention.html": {"overview": pb.GetOverviewResponse(attention=[in_need()]), "slowest": [client()]},
     "run/_head.html": {"run": status(), "may_export": True, "rounds": []},

@@ -23,7 +23,7 @@ from fl_ops.trackers.ledger import round_facts
 from fl_server.rounds import metrics as server_metrics
 from fl_web.facts import client as client_facts
 from fl_web.facts import run as run_facts
-from fl_web.facts.federation import problems
+from fl_web.facts.federation import health, problems
 from fl_web.facts.rounds import EVALUATED, column, rounds_of
 from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, PHASES, RUN_STATES, known, run_number
 from fl_web.rendering import rendered
@@ -180,8 +180,9 @@ def test_problems_of_a_federation_are_in_top_and_on_the_page() -> None:
     top = drawn(TopView(Federation("s", reply), whole=True))
     own = [(one.tone, one.text, "") for one in problems(reply) if not one.client]
     words: dict[str, Any] = {"run_states": RUN_STATES, "client_states": CLIENT_STATES, "client_marks": CLIENT_MARKS}
-    shown = page("federation/_health.html", overview=reply, problems=own, health="bad", **words)
+    shown = page("federation/_health.html", overview=reply, problems=own, health=health(problems(reply)), **words)
     assert [line in top for line in lines] == [True] * 4
+    assert ("in trouble, version" in top, "in trouble" in shown) == (True, True)
     assert all(text in shown for _, text, _ in own)
     assert f"c {need.why}" in " ".join(page("federation/_attention.html", overview=reply, slowest=[]).split())
 

@@ -96,6 +96,18 @@ def test_one_quarantined_client_takes_no_column() -> None:
     assert f"waiting for {found.active['digits-0'].waiting_for}" in " ".join(map(str.strip, lines))
 
 
+def test_each_client_in_need_is_named() -> None:
+    """On a small screen a long reason takes no line of the next client, and says that it goes on."""
+    found = federation()
+    for name in ("kiel", "lyon", "oslo"):
+        need = admin_pb2.Attention(reason="failing", why=f"failed 9 of its newest 20 assignments, {'why ' * 30}")
+        found.overview.attention.add(client_id=name, attention=need)
+    lines = drawn(TopView(found))
+    assert lines[0].startswith("127.0.0.1:7071  needs attention, version 0.1.0")
+    assert [sum(line.startswith(f"{name} failed 9") for line in lines) for name in ("kiel", "lyon", "oslo")] == [1] * 3
+    assert next(line for line in lines if line.startswith("oslo")).rstrip().endswith("…")
+
+
 @pytest.mark.parametrize("name", ["digits-00", "digits-50", "digits-99"])
 def test_the_chosen_line_is_visible(name: str) -> None:
     """The list moves with the selection."""

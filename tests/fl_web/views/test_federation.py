@@ -41,7 +41,7 @@ async def test_a_client_in_need_is_named_once() -> None:
         for client, reason, why in (("kiel", "labels", "its accuracy stays low"), ("lyon", "below_due", "1 of 4.0"))
     ]
     shown = await FEDERATION.context(cast(Any, Readings(run, needs)), Params({}))
-    assert (shown["problems"], shown["health"]) == ([], "warn")
+    assert (shown["problems"], shown["health"]) == ([], ("warn", "needs attention"))
     text = rendered("federation.html", {"view": "federation", "live": "", "who": None, "parts": {}, **shown})
     assert [text.count(f'href="/clients/{client}"') for client in ("kiel", "lyon")] == [1, 1]
     assert "its accuracy stays low" in text
