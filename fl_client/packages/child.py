@@ -5,6 +5,7 @@ A process that ends, or sends anything that is no message, costs the work under 
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -23,6 +24,8 @@ from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.errors import StateError, WorkFailed
 from fl_client.packages.process import Closed, Part, flat, key_text, packed, receive, send
 from fl_client.settings.config import ClientConfig
+from fl_client.storage.disk import make_folder
+from fl_client.storage.state import FILES, SHARDS
 from fl_client.training.own_loop import OnStep
 from fl_client.training.trainer import AnyAssignment
 from protos.codec import LayoutError, pack
@@ -87,7 +90,7 @@ class Child:
         path = self._package.folder.with_suffix(".log")
         with its, path.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - this Python, with a module of ours
-                [sys.executable, "-P", "-m", "fl_client.packages.process", str(its.fileno())],
+                [sys.executable, "-P", "-m", "fl_client.packages.landlock", str(its.fileno()), self._hidden()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -96,7 +99,8 @@ class Child:
             )
         self._connection = ours
         order = {
-            "config": self._config.model_dump(mode="json"), "folder": str(self._package.folder.absolute()),
+            "config": self._config.model_dump(mode="json", exclude={"proxy"}),
+            "folder": str(self._package.folder.absolute()),
             "number": self._package.number, "memory_bytes": limits.memory_mib << 20,
             "file_bytes": limits.file_mib << 20, "open_files": limits.open_files,
         }  # fmt: skip
@@ -113,6 +117,16 @@ class Child:
             raise StateError(
                 f"{self._package.title} cannot be loaded ({code}; its output is in {path}): {error}"
             ) from None
+
+    def _hidden(self) -> str:
+        """What is hidden from the process: the daemon's state and key. It sees its own modules and the shards."""
+        config, state = self._config, self._config.state_dir.resolve()
+        hidden = [state / name for name in FILES if name != SHARDS]
+        if (tls := config.tls) is not None:
+            hidden += [tls.key.resolve(), *([tls.folder.resolve()] if tls.renew else [])]
+        make_folder(state / SHARDS)
+        shown = {"read": [str(self._package.folder.resolve())], "write": [str(state / SHARDS)]}
+        return json.dumps({"hidden": [str(path) for path in hidden], **shown})
 
     def _ended(self) -> str:
         """End the process. Returns how it ended."""

@@ -1,4 +1,4 @@
-"""The process in which a package's task runs: `python -P -m fl_client.packages.process FD`, which the daemon starts.
+"""The process in which a package's task runs, which `fl_client.packages.landlock` starts for the daemon.
 
 It gets the daemon's settings and the folder of the package, limits itself, loads the task with its data, and answers
 requests until the daemon closes the connection. A message is a header in JSON and the bytes of its parts. Nothing is
@@ -197,8 +197,15 @@ def _end_with(daemon: int) -> None:
     os._exit(0)
 
 
-def main() -> None:
+def serve() -> None:
     """Serve until the daemon closes the connection."""
+    try:
+        _serve()
+    except Closed:
+        os._exit(0)
+
+
+def _serve() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     Thread(target=_end_with, args=(os.getppid(),), name="daemon", daemon=True).start()
     order, _ = receive(connection)
@@ -219,10 +226,3 @@ def main() -> None:
         except WorkFailed as error:
             header, results = {"failed": str(error), "reason": int(error.reason)}, []
         send(connection, header, results)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except Closed:
-        os._exit(0)

@@ -35,9 +35,9 @@ from fl_common.settings import parse_json
 
 AUDIT = ("audit.jsonl", *(f"audit.{number}.jsonl" for number in range(1, 5)))
 """Files of the audit log, the newest first."""
-RELEASES = "releases"
+RELEASES, SHARDS = "releases", "shards"
 FILES = (
-    "lock", "identity.json", "shard.json", "shards", "data", "packages", "pending", "states", "tls", "usage.json",
+    "lock", "identity.json", "shard.json", SHARDS, "data", "packages", "pending", "states", "tls", "usage.json",
     "privacy.json", "privacy-charges.json", "secure_aggregation", RELEASES, *AUDIT,
 )  # fmt: skip
 """Names of the files and folders in the directory."""

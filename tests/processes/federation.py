@@ -152,11 +152,16 @@ class SecureCoordinator(Coordinator):
     """A coordinator that requires certificates; its operator is alice."""
 
     def __init__(
-        self, workspace: Workspace, pki: Pki, settings: Mapping[str, Any] | None = None, name: str = "server"
+        self,
+        workspace: Workspace,
+        pki: Pki,
+        settings: Mapping[str, Any] | None = None,
+        name: str = "server",
+        path: Sequence[Path] = (),
     ) -> None:
         tls = server_section(pki.issue("server", "coordinator"))
         self._alice = pki.issue("admin", "alice")
-        super().__init__(workspace, name, {"insecure": False, "tls": tls, **(settings or {})})
+        super().__init__(workspace, name, {"insecure": False, "tls": tls, **(settings or {})}, path)
 
     def admin(self, certificates: Certificates | None = None) -> AdminClient:
         return super().admin(certificates or self._alice)

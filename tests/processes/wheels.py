@@ -15,6 +15,21 @@ from fl_common.signatures import SigningKey
 
 DEEDS = '''
 
+def _readable(paths: list[str]) -> list[str]:
+    """What could be read of these files, and of the parent process."""
+    found = []
+    for path in [*paths, *(f"/proc/{os.getppid()}/root{path}" for path in paths), f"/proc/{os.getppid()}/mem"]:
+        try:
+            with open(path, "rb") as file:
+                file.read()
+        except OSError as error:
+            if not isinstance(error, PermissionError):
+                found.append(f"{path} {type(error).__name__}")
+        else:
+            found.append(path)
+    return found
+
+
 class Waves(Tiny):
     """The task of a package. deed: what its loss does to the device."""
 
@@ -28,6 +43,8 @@ class Waves(Tiny):
 
         import ripples
 
+        if self._deed.startswith("read "):
+            raise PermissionError(f"read: {_readable(self._deed.split()[1:])}")
         if self._deed == "memory":
             self._eaten = [torch.ones(16 << 20) for _ in range(1000)]
         if self._deed == "fork":

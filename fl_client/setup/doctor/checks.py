@@ -66,6 +66,7 @@ def run_checks(path: Path, *, silent: bool = False) -> Iterator[Finding]:
     yield from peers.check_peers(config)
     yield from files.check_state_directory(config)
     yield from files.check_releases(config)
+    yield from files.check_packages(config)
     if Level.FAIL not in [finding.level for finding in own]:
         yield from _connection(config, silent=silent)
     yield from _training(config)

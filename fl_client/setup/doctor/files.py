@@ -15,6 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.errors import ConfigError, StateError
+from fl_client.packages import landlock
 from fl_client.policy.config import Policy, read_policy, trusted_certificates
 from fl_client.privacy.files import AccountFiles
 from fl_client.settings.config import ClientConfig, TlsConfig
@@ -62,6 +63,17 @@ def check_releases(config: ClientConfig) -> Iterator[Finding]:
     in_use = ", ".join(f"{model} {version}" for model, version in ReleaseFolder(folder).in_use().items()) or "none"
     keys = counted(len(releases.signers), "key")
     yield ok("releases", f"by {keys}, from version {releases.oldest} on, in {folder}; in use: {in_use}")
+
+
+def check_packages(config: ClientConfig) -> Iterator[Finding]:
+    """Check whether the kernel can hide the daemon's files from packages. None without packages."""
+    if not any(served.package for served in config.served):
+        return
+    if known := landlock.version():
+        yield ok("packages", f"the kernel hides the daemon's state and key from packages (Landlock {known})")
+        return
+    message = "expected a kernel with Landlock, got one without: a package can read what the daemon's user can"
+    yield warn("packages", message, "Linux 5.13 or newer, with landlock in the kernel's line lsm=")
 
 
 def nearest(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from fl_client.packages import landlock
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.served_tasks import TaskConfig
 from fl_client.setup.doctor import device, files
@@ -138,6 +139,21 @@ def test_releases_are_checked_before_the_first_one_comes(doctor: Doctor, tmp_pat
     assert f"by 1 key, from version 3 on, in {model.parent}; in use: none" in found.of("releases")
     found = doctor(releases={**releases, "announce": program / "models.json"})
     assert "FAIL releases" in found.faults
+
+
+def test_the_kernel_hides_files_from_packages(doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the version, or a warning without it; no line without packages."""
+    assert doctor().of("packages") == ""
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[packages]\nsigners = ["ed25519:' + "0" * 64 + '"]\n')
+    packaged = {"task": None, "tasks": [{"name": "waves:Waves", "package": "waves"}], "policy": str(policy)}
+    config = ClientConfig.model_validate(
+        {"client_id": "edge-1", "server": "127.0.0.1:9", "insecure": True, "state_dir": tmp_path, **packaged}
+    )
+    for known, level in ((7, Level.OK), (0, Level.WARN)):
+        monkeypatch.setattr(landlock, "version", lambda known=known: known)
+        (finding,) = files.check_packages(config)
+        assert (finding.level, "Landlock" in finding.message) == (level, True)
 
 
 def test_an_unknown_task(doctor: Doctor) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from fl_client.packages import landlock
 from fl_client.setup import commands
 from fl_common.packages import unpack
 from fl_common.signatures import SigningKey, make_key
@@ -22,7 +23,8 @@ from fl_server.store.database.store import LEDGER, open_sqlite
 from fl_server.store.records import HistoryRecord
 from protos.codec import digest_message
 from protos.fl.v1 import admin_pb2
-from tests.processes.federation import TASK, Coordinator, Daemon, Fleet
+from tests.processes.certificates import Pki, section
+from tests.processes.federation import TASK, Coordinator, Daemon, Fleet, SecureCoordinator
 from tests.processes.process import HERE, Workspace, eventually, run_fl, write_toml
 from tests.processes.simulated import simulated_digests
 from tests.processes.wheels import good_wheels, package, sources, wheel
@@ -71,16 +73,8 @@ class PackagedFleet(Fleet):
         return daemon
 
     def add(self, data: bytes, **rules: Any) -> admin_pb2.ReleaseStatus:
-        """Release a package as `fl packages add` does."""
-        path = self.workspace.folder / "added.package"
-        path.write_bytes(data)
-        with path.open("rb") as file, self.server.admin() as admin:
-            admin.models.upload_model(file, release=True)
-            rules = {"stages": [1.0], "most_failed": 0.1, "most_rise": 0.1, **rules}
-            request = admin_pb2.AddPackageRequest(
-                digest=digest_message(blake3(data).digest()), rules=admin_pb2.ReleaseRules(**rules)
-            )
-            return admin.call(request, admin_pb2.AddPackageResponse).release
+        """See below."""
+        return add(self.server, data, self.workspace.folder, **rules)
 
     def shown(self, version: int = 0) -> admin_pb2.GetReleaseResponse:
         """A version of the package with its devices. 0: the newest."""
@@ -103,6 +97,19 @@ class PackagedFleet(Fleet):
             return release if (release.state, dict(release.devices)) == (state, devices) else None
 
         return eventually(probe, f"version {version} is {state} with {devices}, not {self.shown(version).release}")
+
+
+def add(server: Coordinator, data: bytes, folder: Path, **rules: Any) -> admin_pb2.ReleaseStatus:
+    """Release a package as `fl packages add` does."""
+    path = folder / "added.package"
+    path.write_bytes(data)
+    with path.open("rb") as file, server.admin() as admin:
+        admin.models.upload_model(file, release=True)
+        rules = {"stages": [1.0], "most_failed": 0.1, "most_rise": 0.1, **rules}
+        request = admin_pb2.AddPackageRequest(
+            digest=digest_message(blake3(data).digest()), rules=admin_pb2.ReleaseRules(**rules)
+        )
+        return admin.call(request, admin_pb2.AddPackageResponse).release
 
 
 def owner(daemon: Daemon, *arguments: str) -> int:
@@ -211,6 +218,39 @@ def test_what_a_package_does_to_its_process_ends_there(workspace: Workspace, mod
         again = fleet.server.create(f"after-{deed}", algorithm={"name": "fedavg"}, round=alone, stop={"rounds": 1})
         fleet.server.completed(again)
         assert (daemon.pid, daemon.exit_code) == (pid, None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not landlock.version(), reason="the kernel has no Landlock")
+def test_a_package_reads_neither_key_nor_state_of_its_daemon(
+    workspace: Workspace, modules: Path, key: SigningKey
+) -> None:
+    """It finds none of the files, nor by way of the daemon's process; the daemon works on, and renews its session."""
+    pki = Pki(workspace.folder / "pki")
+    server = SecureCoordinator(workspace, pki, {"tasks": [WAVES, TASK]}, path=[modules]).serve()
+    policy = workspace.folder / "policy.toml"
+    work = {"min_clients": 1, "min_examples": 1}
+    write_toml(policy, {"packages": {"signers": [key.signer], "approval": False}, "work": work})
+    files = pki.issue("client", "edge-0")
+    daemon = Daemon(workspace, server, "edge-0", insecure=False, tls=section(files), policy=str(policy))
+    state = Path(daemon.settings["state_dir"])
+    del daemon.settings["task"]
+    secrets = [
+        files.key,
+        *(state / name for name in ("identity.json", "lock", "audit.jsonl", "packages/waves.current")),
+    ]
+    options = {"hold": str(daemon.hold), "deed": " ".join(["read", *map(str, secrets)])}
+    shard = {"partition": {"method": "iid", "clients": 1, "seed": 1}, "index": 0}
+    daemon.configure(tasks=[{"name": WAVES, "package": "waves", "options": options, "shard": shard, "data": "waves"}])
+    daemon.start()
+    server.until_present("edge-0")
+    add(server, package(good_wheels(), key), workspace.folder)
+    daemon.logged("package_started", package="waves")
+    assert all(path.is_file() for path in secrets)
+    alone = {"clients_per_round": 1, "min_clients": 1, "quorum": 1, "min_accepted": 1}
+    server.create("reads", task={"name": WAVES}, algorithm={"name": "fedavg"}, round=alone)
+    assert "PermissionError: read: []" in daemon.logged("work_failed", run="reads")["message"]
+    assert daemon.exit_code is None
 
 
 def hostile_packages(key: SigningKey, other: SigningKey) -> Iterator[tuple[str, bytes, str]]:
