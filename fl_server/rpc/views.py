@@ -20,7 +20,6 @@ from fl_server.run.run import Run
 from fl_server.run.status import awaited, lacking, policy_refusals, why_waiting
 from fl_server.run.totals import Share
 from fl_server.run_settings.privacy import hides_cohorts
-from fl_server.run_settings.spec import to_spec
 from fl_server.runs.attention import Need
 from fl_server.runs.table import NotLoaded
 from fl_server.store.client_work import ClientWork, EndedWork
@@ -50,7 +49,7 @@ def run_status(run: Run) -> pb.RunStatus:
     status = pb.RunStatus(
         **_of_devices(run),
         run_id=run.id,
-        spec=to_spec(run.config),
+        spec=run.spec,
         state=f"RUN_STATE_{run.status.upper()}",
         reason=run_reason(run),
         rounds_done=rounds.committed,

@@ -30,9 +30,11 @@ from fl_server.run.progress import Progress
 from fl_server.run.record import RunStatus
 from fl_server.run.tasks import RunTasks
 from fl_server.run_settings.config import RunConfig
+from fl_server.run_settings.spec import to_spec
 from fl_server.store.errors import StoreTakenOver
 from fl_server.store.records import HistoryRecord, RunRecord
 from fl_tasks import TaskError
+from protos.fl.v1.admin_pb2 import RunSpec
 
 log = structlog.get_logger()
 
@@ -59,6 +61,7 @@ class RunControl(RunTasks):
         self.turn = asyncio.Lock()
         """Held while an event is processed, so that the state cannot change in between."""
         self.eligible = EligibleClients(context, config, self.state)
+        self._spec: tuple[RunConfig, RunSpec] | None = None
         self._events: asyncio.Queue[ev.Event | None] = asyncio.Queue()
         self._phase_began = time.monotonic()
         self._ended = asyncio.Event()
@@ -88,6 +91,13 @@ class RunControl(RunTasks):
     def status(self) -> str:
         """One of "waiting", "running", "paused", "completed", "stopped" or "failed"."""
         return self.run_status.current
+
+    @property
+    def spec(self) -> RunSpec:
+        """The current configuration for the wire. It is in each status, so each configuration is converted once."""
+        if self._spec is None or self._spec[0] is not self.config:
+            self._spec = self.config, to_spec(self.config)
+        return self._spec[1]
 
     @property
     def ended(self) -> bool:

@@ -28,5 +28,8 @@ EARLY = [name for name in HEAVY if name in sys.modules]
 for name in HEAVY:
     with suppress(ModuleNotFoundError):  # an extra that is not installed
         importlib.import_module(name)
+# Programs tell these versions at their start, and read the packages' data for them.
+for name in ("impetus-fl", "torch", "grpcio"):
+    importlib.import_module("fl_common.metrics").package_version(name)
 gc.freeze()
 gc.enable()

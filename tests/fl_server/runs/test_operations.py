@@ -82,7 +82,9 @@ async def test_an_extension_adds_rounds(world: World) -> None:
     devices = await connect(world, "a", "b", works=True)
     run = await world.create(stop={"rounds": 1, "wall_time_s": 1000.0})
     first = await world.completed()
+    assert run.spec.stop.rounds == 1
     await world.coordinator.actions.extend(run, 2, 0.0, "admin")
+    assert run.spec.stop.rounds == 3
     assert not run.ended
     await until(lambda: run.ended, "it ends again")
     digests = await world.completed()
