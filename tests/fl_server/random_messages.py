@@ -71,8 +71,9 @@ class MessageGenerator:
 
     def _value(self, field: Field) -> Any:
         in_map_entry = field.containing_type.GetOptions().map_entry
-        if field.name in self._known and not in_map_entry and self._chance.random() < 0.5:
-            return self._known[field.name]
+        known = self._known.get(field.name)
+        if known is not None and not (in_map_entry or isinstance(known, Message)) and self._chance.random() < 0.5:
+            return known
         if field.type in _INTEGERS:
             return self._chance.choice(_INTEGERS[field.type])
         if field.type == FieldDescriptor.TYPE_BOOL:
