@@ -72,7 +72,6 @@ class LossScale:
         self._scaler = torch.amp.GradScaler(device.type)
         # GradScaler finds the gradients through an optimizer. This one makes no step.
         self._holder = torch.optim.SGD(parameters, lr=0.0)
-        self._any = any(parameter.numel() for parameter in parameters)
 
     def backward(self, value: Tensor, *, retain_graph: bool = False) -> None:
         """Backward pass of the scaled loss."""

@@ -50,8 +50,7 @@ from fl_server.store.database.store import LEDGER, Store, StoredFile, objects, o
 from fl_server.store.database.transactions import migrate
 from fl_server.store.errors import StoreError, disk_errors, file_digest
 from fl_server.store.objects.bucket import Bucket, NoObject
-from fl_server.store.run_secrets import COUNTS, ChargeCounts, RunSecrets
-from fl_server.store.state_directory import LOCK, MARKER, lock_directory
+from fl_server.store.state_directory import CHARGES, LOCK, MARKER, ChargeCounts, RunSecrets, lock_directory
 
 CONTENT = "backup.json"
 FORMAT = 1
@@ -63,6 +62,26 @@ EPOCHS = 1000
 """A restored ledger counts its openings from so many more on: no coordinator of before has such an epoch."""
 _PASSING = {lease.leadership.name, lease.standbys.name}
 """Tables that say who leads now."""
+SNAPSHOTS = 20
+"""Times that the ledger is read again because an object was removed."""
+KEYS = {
+    "tls": ("cert", "key", "client_ca"),
+    "web_tls": ("cert", "key"),
+    "enrollment": ("ca_cert", "ca_key", "server_ca"),
+}
+"""The keys of the settings with PEM files, by section."""
+_COPIES = 8
+_NOT_COPIED = {LOCK, MARKER, LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "cached-parts", "uploaded", "outside-calls"}
+_WITH_OBJECTS = {"checkpoints", "spool", "releases", "packages"}
+"""Folders of the state directory with copies of what an object store has."""
+KEPT = (DENIALS, f"privacy/{CHARGES}")
+"""Files that stay where they are in the target: they are newer than the backup."""
+EXIT_OK, EXIT_FAILED = 0, 2
+_ABOUT = {
+    "backup": "Write ledger, checkpoints, updates, keys and privacy accounts into a new folder. With a ledger in "
+    "PostgreSQL and an object store the coordinator may run; otherwise stop it first.",
+    "restore": "Restore a backup into an empty database or state directory. Keys are copied by hand from its folder.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,30 +184,6 @@ def _value(column: Column[Any], value: Any) -> Any:
     if isinstance(column.type, LargeBinary) and value is not None:
         return base64.b64decode(value)
     return value
-
-
-SNAPSHOTS = 20
-"""Times that the ledger is read again because an object was removed."""
-KEYS = {
-    "tls": ("cert", "key", "client_ca"),
-    "web_tls": ("cert", "key"),
-    "enrollment": ("ca_cert", "ca_key", "server_ca"),
-}
-"""The keys of the settings with PEM files, by section."""
-_COPIES = 8
-_NOT_COPIED = {LOCK, MARKER, LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", "cached-parts", "uploaded", "outside-calls"}
-_WITH_OBJECTS = {"checkpoints", "spool", "releases", "packages"}
-"""Folders of the state directory with copies of what an object store has."""
-
-
-KEPT = (DENIALS, f"privacy/{COUNTS}")
-"""Files that stay where they are in the target: they are newer than the backup."""
-EXIT_OK, EXIT_FAILED = 0, 2
-_ABOUT = {
-    "backup": "Write ledger, checkpoints, updates, keys and privacy accounts into a new folder. With a ledger in "
-    "PostgreSQL and an object store the coordinator may run; otherwise stop it first.",
-    "restore": "Restore a backup into an empty database or state directory. Keys are copied by hand from its folder.",
-}
 
 
 def make_backup(config: ServerConfig, folder: Path) -> Content:

@@ -32,8 +32,12 @@ from fl_server.store.ledger import Ledger
 from fl_server.store.objects.bucket import Bucket, ObjectReader, check_access
 from fl_server.store.state_directory import DirectoryLock, lock_directory
 
+R = TypeVar("R")
 log = structlog.get_logger()
 RENEW_EVERY_S = 1.0
+CHECKPOINTS = "checkpoints"
+LOOK_EVERY_S = 0.5
+COPY_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +146,6 @@ class Leading:
                 await self._keeping
         self._thread.submit(self._keeper.close)
         self._thread.shutdown(wait=False)
-
-
-CHECKPOINTS = "checkpoints"
-
-
-R = TypeVar("R")
-LOOK_EVERY_S = 0.5
-COPY_EVERY_S = 2.0
 
 
 class Copies:

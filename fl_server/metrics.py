@@ -19,6 +19,7 @@ from fl_server.rounds.state import Phase
 from protos.fl.v1.training_pb2 import RefusalReason
 from protos.wire import PROTOCOL_MAX
 
+M = TypeVar("M", Counter, Histogram)
 CERTIFICATE_PORTS = ("listen", "admin_listen")
 """Ports whose callers have certificates. `enroll_listen` has callers without one, which first only read the chain."""
 TLS_PORTS = (*CERTIFICATE_PORTS, "enroll_listen", "workers.listen")
@@ -67,6 +68,8 @@ _LAGS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 BUILD_INFO, WORKER_BUILD_INFO = "fl_build_info", "fl_worker_build_info"
 """Each process has one: so a query, and an alert, knows coordinators from workers."""
+RUNS_KEPT = 20
+"""Ended runs whose metrics are still reported, the latest ones, so that a scraper sees how they ended."""
 
 
 class Metrics:
@@ -264,12 +267,6 @@ class Metrics:
         """Read the loop's tasks and the free disk space at each scrape, in the scraper's thread."""
         self.loop_tasks.set_function(lambda: float(len(asyncio.all_tasks(loop))))
         self.space.watch(state_dir)
-
-
-M = TypeVar("M", Counter, Histogram)
-
-RUNS_KEPT = 20
-"""Ended runs whose metrics are still reported, the latest ones, so that a scraper sees how they ended."""
 
 
 class PerRun(Generic[M]):

@@ -55,6 +55,27 @@ _MOST_KEYS = 64
 _LEAST_RSA_BITS = 2048
 _TYPES = {"RSA": "RS256", "EC": "ES256", "OKP": "EdDSA"}
 """Type of a key -> the algorithm of its signatures."""
+MOST_BYTES = 8000
+"""Longest token; the headers of a call have little more room."""
+_KNOWN = 1024
+"""Tokens whose verified identity is kept: a signature takes up to 0.1 ms."""
+_JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+_TOKEN_TYPES = ("", "jwt", "at+jwt", "application/at+jwt")
+"""Header `typ` of ID and access tokens. Others (logout+jwt) have the same claims and another purpose."""
+_NAME = re.compile(r"[!-~]{1,128}")
+_BY_STRENGTH = ("viewer", "enroller", "operator", "admin")
+"""Roles in order: of several, the last of these is part of the caller's name in history and logs."""
+_CLAIMS = ("exp", "iat", "iss", "aud")
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (refusals.ExpiredSignatureError, "it has expired: get a new one"),
+    (refusals.ImmatureSignatureError, "it is not valid yet: check the clocks of the provider and of the coordinator"),
+    (refusals.InvalidIssuerError, "its claim iss is not oidc.issuer"),
+    (refusals.InvalidAudienceError, "its claim aud has not oidc.audience: get a token for this coordinator"),
+    (refusals.MissingRequiredClaimError, f"expected the claims {', '.join(_CLAIMS)}, and one is missing"),
+    (refusals.InvalidSignatureError, "its signature is not by a key of the provider"),
+    (refusals.InvalidAlgorithmError, "its algorithm is not that of its key"),
+)
+"""The first that matches counts."""
 
 
 class SigningKeys:
@@ -225,29 +246,6 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
-
-
-MOST_BYTES = 8000
-"""Longest token; the headers of a call have little more room."""
-_KNOWN = 1024
-"""Tokens whose verified identity is kept: a signature takes up to 0.1 ms."""
-_JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
-_TOKEN_TYPES = ("", "jwt", "at+jwt", "application/at+jwt")
-"""Header `typ` of ID and access tokens. Others (logout+jwt) have the same claims and another purpose."""
-_NAME = re.compile(r"[!-~]{1,128}")
-_BY_STRENGTH = ("viewer", "enroller", "operator", "admin")
-"""Roles in order: of several, the last of these is part of the caller's name in history and logs."""
-_CLAIMS = ("exp", "iat", "iss", "aud")
-_REASONS: tuple[tuple[type[Exception], str], ...] = (
-    (refusals.ExpiredSignatureError, "it has expired: get a new one"),
-    (refusals.ImmatureSignatureError, "it is not valid yet: check the clocks of the provider and of the coordinator"),
-    (refusals.InvalidIssuerError, "its claim iss is not oidc.issuer"),
-    (refusals.InvalidAudienceError, "its claim aud has not oidc.audience: get a token for this coordinator"),
-    (refusals.MissingRequiredClaimError, f"expected the claims {', '.join(_CLAIMS)}, and one is missing"),
-    (refusals.InvalidSignatureError, "its signature is not by a key of the provider"),
-    (refusals.InvalidAlgorithmError, "its algorithm is not that of its key"),
-)
-"""The first that matches counts."""
 
 
 class TokenVerifier:

@@ -30,8 +30,8 @@ from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects.files import StoredFiles
-from fl_server.store.run_secrets import RunSecrets
 from fl_server.store.spool.spool import Spool
+from fl_server.store.state_directory import RunSecrets
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.web.page import WebSessions
 

@@ -161,11 +161,6 @@ class Trust:
         return named
 
 
-def pin_of(certificate: bytes) -> str:
-    """SHA-256 of the public key of a certificate in DER, as `Trust.of_pins` takes it."""
-    return _digest_of(key_of(certificate))
-
-
 def key_of(certificate: bytes) -> Key:
     """The public key of a certificate in DER, whose trust was checked before."""
     return _signing_key(x509.load_der_x509_certificate(certificate))
@@ -178,14 +173,10 @@ def _signing_key(certificate: x509.Certificate) -> Key:
     return key
 
 
-def _digest_of(key: Key) -> str:
-    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
-
-
 def _check_pin(pin: str | None, key: Key) -> None:
     if pin is None:
         raise ValueError("expected a client whose key is pinned at this site, got another one")
-    if pin != _digest_of(key):
+    if pin != hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest():
         raise ValueError("expected the pinned key, got another one")
 
 

@@ -34,7 +34,7 @@ from fl_server.store.checkpoints import start_file
 from fl_server.store.database.store import Store, open_read_only
 from fl_server.store.errors import StoreError, file_digest
 from fl_server.store.records import CommitRecord, RunRecord
-from fl_server.store.run_secrets import RunSecrets
+from fl_server.store.state_directory import RunSecrets
 from fl_tasks import load_task
 from protos.digests import digest_text
 

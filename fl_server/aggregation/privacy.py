@@ -61,6 +61,9 @@ _DEFAULT_SHARE = 20.0
 """sigma_b is the expected number of clients over this, unless the run sets it, as the paper recommends."""
 _RATE = 0.2
 """eta_C of the paper's experiments."""
+_STATISTICS = "num_batches_tracked"
+"""The buffer that every batch norm of torch has."""
+_OTHERS = "whether a client takes part and counts must not depend on the others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,11 +292,6 @@ def clip_rule(config: RunConfig) -> ClipRule | None:
         raise InvalidInput("privacy.clip_noise", what, f"{noise:g}")
     rate = _RATE if privacy.clip_rate is None else privacy.clip_rate
     return ClipRule(privacy.clip, privacy.clip_quantile, rate, noise, z, expected)
-
-
-_STATISTICS = "num_batches_tracked"
-"""The buffer that every batch norm of torch has."""
-_OTHERS = "whether a client takes part and counts must not depend on the others"
 
 
 def check_privacy(config: RunConfig) -> None:

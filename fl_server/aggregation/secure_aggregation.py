@@ -43,6 +43,10 @@ _SLACK = 1e-4
 _FINE = 1 + 2.0**-20
 """Clipping in floating point may exceed C by less than this factor."""
 _CONSTANT = RateSchedule()
+MOST_CLIENTS = 500
+"""Clients of a cohort, whose keys and certificates fit into one message."""
+_SINGLE = "the coordinator sees no single update"
+_CLIP = f"secure_aggregation.clip takes its place, on the devices, for {_SINGLE}"
 
 
 class SpoiledSum(Exception):
@@ -270,12 +274,6 @@ def _check_norm(rule: RoundedPayload, mean: fl.Tensors, rounded: float) -> None:
         raise SpoiledSum(
             f"the mean{which} of its updates has the norm {norm:.3g}, over the clip of {rule.clip:g}: a client lied"
         )
-
-
-MOST_CLIENTS = 500
-"""Clients of a cohort, whose keys and certificates fit into one message."""
-_SINGLE = "the coordinator sees no single update"
-_CLIP = f"secure_aggregation.clip takes its place, on the devices, for {_SINGLE}"
 
 
 def settings_of(section: SecureAggregationSection) -> Settings:

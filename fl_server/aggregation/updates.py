@@ -43,6 +43,11 @@ HASHED_BYTES = 1 << 20
 """Bytes in memory at a time for a digest."""
 DEVICE_BYTES = 256 << 20
 """The bytes of one update in a group of neighbours on another device, where only calls cost."""
+FILES = (Path, StoredUpdate)
+"""The sources whose bytes are those of the wire."""
+_NONE: Mapping[fl.Payload, Layout] = MappingProxyType({})
+Read = Callable[[int, int], bytes | memoryview]
+"""(offset in the file, size) -> bytes of it."""
 
 
 class HeldUpdate(Protocol):
@@ -65,8 +70,6 @@ class HeldUpdate(Protocol):
 
 Source = Path | StoredUpdate | HeldUpdate
 """One update."""
-FILES = (Path, StoredUpdate)
-"""The sources whose bytes are those of the wire."""
 
 
 def device_of(sources: Sequence[Source]) -> torch.device:
@@ -176,9 +179,6 @@ def digest_of_source(source: Path | StoredUpdate) -> bytes:
             hasher.update(data)
             at += len(data)
     return hasher.digest()
-
-
-_NONE: Mapping[fl.Payload, Layout] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -341,10 +341,6 @@ class Decoding(NamedTuple):
     keys: UpdateKeys
     known: KnownPart | None = None
     """None: the whole delta was sent."""
-
-
-Read = Callable[[int, int], bytes | memoryview]
-"""(offset in the file, size) -> bytes of it."""
 
 
 class Part(NamedTuple):

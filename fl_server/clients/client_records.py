@@ -23,9 +23,11 @@ from fl_server.store.errors import StoreError
 from fl_server.store.ledger import MOST_CLIENTS, Ledger, write_when_possible
 from fl_server.store.records import ClientRecord, HistoryRecord, only_banned
 
+log = structlog.get_logger()
 PAUSE_A_CLIENT_S = 20e-6
 """Seconds for each known client between two reports: when ten thousand clients come at once, all clients are checked
 a few times, not ten thousand times."""
+_NOTHING = ClientWork()
 
 
 class FleetListener(ABC):
@@ -107,9 +109,6 @@ class FleetChanges:
         if self.listener is not None:
             self.listener.fleet_changed()
         self._pause_s = max(self.shortest_pause_s, 20 * (loop.time() - began))
-
-
-log = structlog.get_logger()
 
 
 class ClientRecords:
@@ -251,9 +250,6 @@ class ClientRecords:
 def _log_not_written(why: str) -> None:
     if why:
         log.warning("presence_not_written", error=why)
-
-
-_NOTHING = ClientWork()
 
 
 class WorkCounts:

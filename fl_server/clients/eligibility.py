@@ -27,6 +27,10 @@ log = structlog.get_logger()
 _MAY_TRAIN = pb.Availability(may_train=True)
 Pairs = Mapping[str, str]
 Work = Literal["training", "evaluation"]
+_Key = tuple[tuple[tuple[str, str], ...], ...]
+"""Requirements that can be hashed."""
+MOST_KINDS = 64
+"""Different tasks and labels whose clients are kept. Those that were asked for longest ago are found again."""
 
 
 class Eligibility:
@@ -230,13 +234,6 @@ class PolicyRefusals:
             if not self._reasons[key]:
                 del self._reasons[key]
         return bool(kept)
-
-
-_Key = tuple[tuple[tuple[str, str], ...], ...]
-"""Requirements that can be hashed."""
-
-MOST_KINDS = 64
-"""Different tasks and labels whose clients are kept. Those that were asked for longest ago are found again."""
 
 
 class AbleClients:

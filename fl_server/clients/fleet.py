@@ -38,6 +38,11 @@ from fl_server.store.records import HistoryRecord, QuarantineRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
+FILE = "denials.json"
+ACTOR = "restore"
+"""Who applied a denial, in history and audit."""
+RESTORED = "denial_restored"
+"""Method of the audit row."""
 
 
 class Fleet:
@@ -165,13 +170,6 @@ class OperatorActions:
         await self._ledger.do(self._ledger.store.forget_client, client_id, why)
         self._fleet.forget(client_id)
         return self._fleet.records.find(client_id) is not None
-
-
-FILE = "denials.json"
-ACTOR = "restore"
-"""Who applied a denial, in history and audit."""
-RESTORED = "denial_restored"
-"""Method of the audit row."""
 
 
 class Ban(Section):

@@ -29,6 +29,7 @@ from protos.encodings import ENCODINGS
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
+log = structlog.get_logger()
 MAX_ENTRIES = {
     "labels": 64,
     "tasks": 64,
@@ -48,6 +49,14 @@ MAX_CHARS = 256
 """Longest label, task name, device name and other text in a request."""
 _END_OF_TIME = 253_402_300_800 - 86_400
 """A day before the end of the year 9999, so that the time can be shown in any zone."""
+BURST_S = 2.0
+"""Registrations of this many seconds may come at once."""
+KEPT_S = 60.0
+"""A reserved slot expires after this many seconds; the client then gets a new one."""
+LONGEST_WAIT_S = 10.0
+"""A client whose slot is this close waits in its call. Daemons wait 20 s; a second call would cost more."""
+_EVENTS = ("client_registered", "client_back", "client_fenced", "client_contested")
+"""History events that a registration can cause."""
 
 
 def checked_id(client_id: str) -> str:
@@ -202,18 +211,6 @@ def _offer(offer: pb.TaskOffer, encodings: str, labels: Mapping[str, str]) -> di
 def _labels_of(offer: pb.TaskOffer, enrolled: Mapping[str, str], *, claims: bool) -> dict[str, str]:
     """An offer's own labels that count: they are claimed, and those of the enrollment win."""
     return {name: value for name, value in offer.labels.items() if claims and name not in enrolled}
-
-
-log = structlog.get_logger()
-
-BURST_S = 2.0
-"""Registrations of this many seconds may come at once."""
-KEPT_S = 60.0
-"""A reserved slot expires after this many seconds; the client then gets a new one."""
-LONGEST_WAIT_S = 10.0
-"""A client whose slot is this close waits in its call. Daemons wait 20 s; a second call would cost more."""
-_EVENTS = ("client_registered", "client_back", "client_fenced", "client_contested")
-"""History events that a registration can cause."""
 
 
 class RegistrationLimiter:

@@ -14,6 +14,7 @@ from fl_server.errors import Fenced, InvalidInput, UnknownSessionError
 from fl_server.identity import address, caller, require_name
 from protos.fl.v1.coordinator_pb2 import AttendRequest, AttendResponse
 
+T = TypeVar("T")
 MOST_SENT = 32
 """Digests of a session that are kept; an assignment has fewer resources."""
 MOST_AUTHORITIES = 12
@@ -126,9 +127,6 @@ class Session:
         self.sent[digest] = None
         if len(self.sent) > MOST_SENT:
             del self.sent[next(iter(self.sent))]
-
-
-T = TypeVar("T")
 
 
 class Transfer:

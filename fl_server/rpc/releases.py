@@ -19,10 +19,10 @@ from fl_server.identity import caller
 from fl_server.pages import Cursor, Entries, Position
 from fl_server.rounds.releases import Device, DeviceState, Kind, Release, Rules
 from fl_server.rpc.access import OperatorCalls, require_owner, sees
-from fl_server.rpc.downloads import digest_in
+from fl_server.rpc.transfers import digest_in
 from fl_server.run.evaluations import check_values
 from fl_server.runs.staging import Kept, Staging
-from fl_server.store.database.ledger_releases import ReleaseRecord
+from fl_server.store.database.ledger_clients import ReleaseRecord
 from fl_tasks.metrics import MAX_METRICS, wrong_name
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2
@@ -62,7 +62,7 @@ class ReleaseCalls(OperatorCalls):
 
     async def AddPackage(self, request: pb.AddPackageRequest, context: Context) -> pb.AddPackageResponse:
         """Release a package that the caller has uploaded."""
-        digest = digest_in(request.digest, "digest")
+        digest = digest_in(request.digest)
         rules = _rules(request.rules) if request.HasField("rules") else Rules()
         if rules.metric:
             raise InvalidInput("rules.metric", "no metric: devices do not evaluate a package", rules.metric)

@@ -26,8 +26,8 @@ from fl_server.clients.sessions import Transfer
 from fl_server.errors import InvalidInput, NoCommonProtocol, NoSuchRun, NotNow
 from fl_server.identity import ANYBODY, address, caller
 from fl_server.rpc.call_limits import MOST_VALUES, VALUES_A_TENSOR, parse_request
-from fl_server.rpc.downloads import Download, digest_in
 from fl_server.rpc.releases import reported_device
+from fl_server.rpc.transfers import Download, digest_in
 from fl_server.run.failures import MAX_NOTE, Reason
 from fl_server.run.lost_states import InvalidLossReport
 from fl_server.run.run import Run
@@ -180,7 +180,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             )
             if receipt is not None or not wanted:
                 return pb.QueryUploadResponse(receipt=receipt)
-            digest = digest_in(request.digest, "digest")
+            digest = digest_in(request.digest)
             return pb.QueryUploadResponse(kept_bytes=await self._uploads.kept_bytes(request.key, client, digest))
 
     async def ReportStatus(self, request: pb.ReportStatusRequest, context: Context) -> pb.ReportStatusResponse:

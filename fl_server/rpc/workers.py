@@ -17,8 +17,15 @@ from fl_server import identity
 from fl_server.errors import Forbidden, NoSuchRun, Revoked
 from fl_server.identity import ANYBODY, Identity
 from fl_server.rpc.call_limits import ExpiringCalls
-from fl_server.rpc.downloads import Download, digest_in, resource_messages
-from fl_server.rpc.worker_uploads import Reports, WorkerUpload, next_report, report_bytes
+from fl_server.rpc.transfers import (
+    Download,
+    Reports,
+    WorkerUpload,
+    digest_in,
+    next_report,
+    report_bytes,
+    resource_messages,
+)
 from fl_server.runs.coordinator import Coordinator
 from fl_server.services import Services
 from fl_server.uploads.part_receiver import Decided, spool_key
@@ -152,7 +159,7 @@ class WorkersService(worker_pb2_grpc.WorkersServicer):
                     return pb.QueryForClientResponse(receipt=receipt)
                 kept, files = 0, self._services.files
                 if files is not None:
-                    digest = digest_in(query.digest, "digest")
+                    digest = digest_in(query.digest)
                     name = files.name(self._services.spool.path(spool_key(query.key, client), digest))
                     await self._services.in_reads(files.learn, name)
                     kept = files.kept(name)
@@ -163,6 +170,6 @@ class WorkersService(worker_pb2_grpc.WorkersServicer):
     ) -> AsyncIterator[pb.FetchResourceResponse]:
         """All messages of a resource, for a worker's copy."""
         del context
-        _, broadcast = self._coordinator.resource(digest_in(request.digest, "digest"), "", "")
+        _, broadcast = self._coordinator.resource(digest_in(request.digest), "", "")
         for message in resource_messages(broadcast):
             yield pb.FetchResourceResponse(message=message)

@@ -224,7 +224,7 @@ class RoundComputation:
         record = replace(self._commit_record(updates, now), norms=context.norms.after(norms).to_text())
         record = self._of_sums_only(record)
         why = HistoryRecord(now, "coordinator", "round_committed", context.run_id, reason or f"round {state.round}")
-        record = await context.model.commit(record, why, control)
+        record = await context.model.commit(record, why, control.retry)
         context.norms.put_back(record.norms)
         control.run_status.committed()
         context.rounds.began = None

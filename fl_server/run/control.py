@@ -27,8 +27,7 @@ from fl_server.rounds.state import replace as replace_state
 from fl_server.run.context import RunContext
 from fl_server.run.eligible import EligibleClients
 from fl_server.run.progress import Progress
-from fl_server.run.record import RunStatus
-from fl_server.run.tasks import RunTasks
+from fl_server.run.record import RunStatus, RunTasks
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.spec import to_spec
 from fl_server.store.errors import StoreTakenOver

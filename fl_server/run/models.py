@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
@@ -27,7 +27,6 @@ from fl_server.aggregation.updates import Source
 from fl_server.errors import InvalidInput
 from fl_server.outside_calls import OutsideCode
 from fl_server.run.rounds import RunRounds
-from fl_server.run.tasks import RunTasks
 from fl_server.run_settings.config import RunConfig
 from fl_server.services import Services
 from fl_server.store.checkpoints import INITIAL
@@ -36,6 +35,15 @@ from fl_server.store.records import CommitRecord, HistoryRecord, UpdateRecord
 from fl_tasks import Task
 from protos.digests import digest_text
 from protos.fl.v1.tensor_pb2 import Resource
+
+log = structlog.get_logger()
+P = ParamSpec("P")
+T = TypeVar("T")
+Retry = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""Awaits work until the disk and the ledger let it succeed."""
+
+_LARGE_UPLOADS = 64 << 20
+"""Bytes of an exchange's updates after which freed memory is returned: below that it would cost more than it saves."""
 
 
 def check_update_size(engine: Engine, max_update_mib: int) -> None:
@@ -49,15 +57,6 @@ def check_update_size(engine: Engine, max_update_mib: int) -> None:
             f"a model whose updates have at most {max_update_mib} MiB (limits.max_update_mib in server.toml)",
             f"{size(largest)}: raise the limit, or choose a smaller encodings.update",
         )
-
-
-log = structlog.get_logger()
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_LARGE_UPLOADS = 64 << 20
-"""Bytes of an exchange's updates after which freed memory is returned: below that it would cost more than it saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +284,10 @@ class ModelStore:
         self._next = await self._computed(self.engine.secure_update, self.snapshot, cohort, total, draw)
         return self._next[1]
 
-    async def commit(self, record: CommitRecord, why: HistoryRecord, run: RunTasks) -> CommitRecord:
+    async def commit(self, record: CommitRecord, why: HistoryRecord, retry: Retry) -> CommitRecord:
         """Make the computed model the latest one: write the checkpoint first, then the ledger's row.
 
-        Until both are written the previous model stays.
+        Until both are written the previous model stays. retry: `RunTasks.retry` of the run.
         """
         computed, norms = _loaded(self._next)
         self._sums = {}
@@ -296,9 +295,10 @@ class ModelStore:
         record = replace(record, model_digest=digest_text(broadcasts[0].values_digest))
         facts: dict[str, object] = {"commit": asdict(record), "left_out": norms.left_out}
         began = time.monotonic()
-        snapshot = await run.retry(lambda: self._save(computed, facts))
+        snapshot = await retry(lambda: self._save(computed, facts))
         record = await self._with_averaged_digest(record, snapshot)
-        await run.write(self._services.ledger.store.commit, record, why, norms.left_out)
+        ledger, saved = self._services.ledger, record
+        await retry(lambda: ledger.do(ledger.store.commit, saved, why, norms.left_out))
         self._services.outside.forget_ends(self._run_id)
         self._services.metrics.commit_write_seconds.observe(time.monotonic() - began)
         if self.engine.config.round.close == "buffer":

@@ -17,6 +17,11 @@ from fl_server.run.eligible import counted, described, labels_text
 from fl_server.run.failures import Deadline
 from fl_server.run.round_statistics import ClientTransfer, ClientTransfers
 
+_OFFERS_SHOWN = 5
+_OUT, _TRANSFERS = "out", ("downloading", "uploading")
+_CUT = "the transfer was cut; the client goes on with it"
+_UNKNOWN = "it fetched nothing since the coordinator started; it trains if it held the model before"
+
 
 def why_waiting(context: RunContext, control: RunControl) -> str:
     """The waiting reason with its numbers: what no client here has, and what operators can do about the others."""
@@ -92,20 +97,12 @@ def _nobody_has(context: RunContext, control: RunControl, rules: Mapping[Rule, S
     return ""
 
 
-_OFFERS_SHOWN = 5
-
-
 def _away(context: RunContext, control: RunControl) -> str:
     """The registered clients that the run could draw if they were here."""
     selection, records = control.eligible.selection(), context.fleet.records.in_memory()
     rules = control.eligible.not_drawn(records, selection)
     away = next((clients for rule, clients in rules.items() if rule.reason == "lost"), [])
     return f"; {len(away)} with the task and labels away, first {away[0].record.client_id}" if away else ""
-
-
-_OUT, _TRANSFERS = "out", ("downloading", "uploading")
-_CUT = "the transfer was cut; the client goes on with it"
-_UNKNOWN = "it fetched nothing since the coordinator started; it trains if it held the model before"
 
 
 @dataclass(frozen=True, slots=True)

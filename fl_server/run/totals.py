@@ -21,6 +21,12 @@ _BELOW = 0.5
 _CERTAIN = 4.0
 """Standard deviations of a fair draw by which such a client must be below its due."""
 _DIGITS = 4
+METRIC = "accuracy"
+FEWEST_CLIENTS, FEWEST_EXAMPLES = 3, 20
+"""Fewest clients that are compared, and held-out examples of one that is."""
+_USUAL, _SHARE, _RISE = 0.5, 0.5, 0.05
+"""Accuracy of the others from which on clients are compared; share of it, and rise since the evaluation before, that a
+client must exceed."""
 
 
 class Draw(NamedTuple):
@@ -218,14 +224,6 @@ class SettledRounds:
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
-
-
-METRIC = "accuracy"
-FEWEST_CLIENTS, FEWEST_EXAMPLES = 3, 20
-"""Fewest clients that are compared, and held-out examples of one that is."""
-_USUAL, _SHARE, _RISE = 0.5, 0.5, 0.05
-"""Accuracy of the others from which on clients are compared; share of it, and rise since the evaluation before, that a
-client must exceed."""
 
 
 @dataclass(slots=True)

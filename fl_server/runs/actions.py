@@ -23,6 +23,11 @@ from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.records import HistoryRecord
 from fl_tasks import TaskError
 
+log = structlog.get_logger()
+
+_STOP_S = 10.0
+"""How long a call that stops a run waits for a model that is being computed to be committed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration:
@@ -56,12 +61,6 @@ def resumed(config: RunConfig, round_: int, learning_rate: float) -> Reconfigura
     local = config.local.with_rate(learning_rate, round_)
     detail = f"from round {round_} on, with learning rate {learning_rate:g}"
     return Reconfiguration(config.model_copy(update={"local": local}), "run_resumed", detail)
-
-
-log = structlog.get_logger()
-
-_STOP_S = 10.0
-"""How long a call that stops a run waits for a model that is being computed to be committed."""
 
 
 class RunActions:

@@ -19,8 +19,7 @@ from fl_server.runs.actions import RunActions
 from fl_server.runs.attention import ClientAttention
 from fl_server.runs.creation import RunCreation, RunLoading
 from fl_server.runs.gauges import RunsCollector
-from fl_server.runs.packages import Packages
-from fl_server.runs.releases import Releases
+from fl_server.runs.releases import Packages, Releases
 from fl_server.runs.restoration import Restoration
 from fl_server.runs.table import Audit, Deletions, Retention, RunTable
 from fl_server.services import Services

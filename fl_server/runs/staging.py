@@ -2,7 +2,7 @@
 
 A change is written before devices are told. A device is told at each Attend until it uses the version that it should,
 so what a killed coordinator has not sent is sent after its start. `fl_server.runs.releases` does so for models,
-`fl_server.runs.packages` for packages.
+`fl_server.runs.releases` for packages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fl_server.identity import actor
 from fl_server.rounds import releases as core
 from fl_server.rounds.releases import Kind, Release
 from fl_server.services import Services
-from fl_server.store.database.ledger_releases import ReleaseRecord
+from fl_server.store.database.ledger_clients import ReleaseRecord
 from fl_server.store.errors import StoreError
 from fl_server.store.records import ClientRecord, HistoryRecord
 from fl_server.store.uploaded_models import ReleaseFiles

@@ -33,6 +33,11 @@ PAUSE_S = 0.1
 """Least time between two reads: what thousands of clients cause in it becomes one."""
 RETRY_S = 2.0
 """Wait after a read or a write that failed."""
+MOST_CLIENTS = 1000
+"""Clients in one transaction: other calls need their turn, and the number of values in a statement is limited."""
+GATHER_S = 0.05
+"""Shortest time between two transactions with clients: one transaction costs as much as twenty more clients in it.
+A single registration is written at once. Other calls do not wait: gathered clients are written before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +193,6 @@ async def write_when_possible(cannot_write: Callable[[str], None], write: Callab
             if failed:
                 cannot_write("")
             return written
-
-
-MOST_CLIENTS = 1000
-"""Clients in one transaction: other calls need their turn, and the number of values in a statement is limited."""
-GATHER_S = 0.05
-"""Shortest time between two transactions with clients: one transaction costs as much as twenty more clients in it.
-A single registration is written at once. Other calls do not wait: gathered clients are written before them."""
 
 
 class _ClientGroup:

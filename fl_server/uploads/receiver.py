@@ -34,6 +34,9 @@ from fl_server.uploads.stream import Requests
 from protos.codec import digest_bytes, digest_message
 from protos.fl.v1.training_pb2 import ExchangeKey, Receipt, RefusalReason, UpdateHeader
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 log = structlog.get_logger()
 
 NOT_WANTED = {
@@ -190,11 +193,6 @@ def _receipt(key: ExchangeKey, record: UpdateRecord) -> Receipt:
     if len(record.digest) == 32:
         receipt.digest.CopyFrom(digest_message(record.digest))
     return receipt
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 
 
 class UploadReceiver:

@@ -23,8 +23,8 @@ from google.protobuf.message import Message
 
 from fl_common.files import make_folders
 from fl_server.rpc.call_limits import parse_request
-from fl_server.rpc.downloads import digest_in
 from fl_server.rpc.service import SERVICE, holder_of, read_header
+from fl_server.rpc.transfers import digest_in
 from fl_server.store.errors import disk_errors
 from fl_server.uploads.part_receiver import Decided, Disk, PartReceiver, spool_key
 from fl_server.uploads.stream import Request, Requests
@@ -156,7 +156,7 @@ class DataService:
                 yield message
 
     async def _resource(self, request: pb.FetchModelRequest) -> AsyncIterator[bytes]:
-        digest = digest_in(request.digest, "digest")
+        digest = digest_in(request.digest)
         call = self._link.stream("SendResource", worker_pb2.SendResourceRequest, worker_pb2.SendResourceResponse)
         transfer = CoordinatedTransfer(call, lambda count: worker_pb2.SendResourceRequest(sent=count))
         self.in_flight += 1
@@ -197,7 +197,7 @@ class DataService:
         answer = await self._link.query(worker_pb2.QueryForClientRequest(caller=caller_now(), request=request))
         if answer.HasField("receipt") or not answer.client_id:
             return pb.QueryUploadResponse(receipt=answer.receipt if answer.HasField("receipt") else None)
-        digest, key = digest_in(request.digest, "digest"), spool_key(request.key, answer.client_id)
+        digest, key = digest_in(request.digest), spool_key(request.key, answer.client_id)
         kept = await self._disk.in_io(self._disk.spool.kept, key, digest)
         return pb.QueryUploadResponse(kept_bytes=max(kept, answer.kept_bytes))
 

@@ -72,7 +72,7 @@ IN_OBJECTS = (
 """Passed in every round of a coordinator with an object store."""
 REMOVALS = (Write("objects' removal", f"{STORE}.objects_removed", sides=("before", "behind")),)
 """Passed some seconds after a round, while the coordinator is at work."""
-SECRETS = "fl_server.store.run_secrets:RunSecrets"
+SECRETS = "fl_server.store.state_directory:RunSecrets"
 PRIVATE = (Write("run's secret", f"{SECRETS}.make"), Write("charge's outside count", f"{SECRETS}.counted"))
 """Passed by a run with privacy of clients: the first when it is created, the second in every round."""
 OF_WORKERS = (

@@ -17,7 +17,7 @@ from fl_common.privacy.accountant import Mechanism
 from fl_ops.errors import OpsError
 from fl_ops.simulate.engines.client_work import simulated_secret
 from fl_ops.simulate.replay import open_ledger
-from fl_server.store.run_secrets import COUNTS
+from fl_server.store.state_directory import CHARGES
 from tests.chaos.cluster import KillableCoordinator
 from tests.chaos.points import EVERY_ROUND, PRIVATE, points
 from tests.processes.federation import Daemon, Fleet, run_spec
@@ -96,7 +96,7 @@ def test_a_coordinator_killed_at_each_write_makes_the_same_noise_and_charges_eac
         ledger.close()
     assert [charge.number for charge in charges] == list(range(1, ROUNDS + 1))
     assert [(charge.round, charge.attempt) for charge in charges] == [(round_, 0) for round_ in range(ROUNDS)]
-    assert json.loads((state / "privacy" / COUNTS).read_text())[name]["number"] == ROUNDS
+    assert json.loads((state / "privacy" / CHARGES).read_text())[name]["number"] == ROUNDS
 
 
 class KilledDaemon(Daemon):

@@ -16,7 +16,7 @@ from unittest import mock
 import structlog
 import torch
 
-from fl_server.run import control, tasks
+from fl_server.run import control, record
 from tests.deterministic import clocks
 from tests.deterministic.checks import check
 from tests.deterministic.effects import installed
@@ -70,7 +70,7 @@ def _live(plan: Plan) -> Result:
             life, error = Life(plan, folder, loop), ""
             structlog.configure(processors=[partial(_keep, life)], cache_logger_on_first_use=False)
             advance = mock.patch.object(control, "advance", life.uptime.advance)
-            retries = mock.patch.object(tasks, "write_when_possible", partial(told_pauses, life.seen))
+            retries = mock.patch.object(record, "write_when_possible", partial(told_pauses, life.seen))
             with installed(life.effects, loop, plan.seed), advance, retries, life.watched():
                 try:
                     loop.run_until_complete(life.live())

@@ -21,7 +21,7 @@ from fl_server.aggregation.privacy import PrivateSum
 from fl_server.run.effects import Effects
 from fl_server.store.database import schema
 from fl_server.store.database.store import Store
-from fl_server.store.run_secrets import RunSecrets
+from fl_server.store.state_directory import RunSecrets
 from tests.deterministic.planted import Patch
 
 _LATER_S = 0.5

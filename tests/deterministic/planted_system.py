@@ -17,7 +17,7 @@ from fl_server.run import restore
 from fl_server.run.client_evaluations import ClientEvaluations
 from fl_server.run.models import ModelStore
 from fl_server.runs.coordinator import Outcomes
-from fl_server.store.database.transactions import increment
+from fl_server.store.database.transactions import count_updates
 from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import Spool
 from fl_server.uploads import receiver
@@ -67,7 +67,7 @@ def _repeat_counts() -> Patch:
         if first is not None and first.admitted:
             store = self._services.ledger.store
             with store._transaction("count a repeat") as db:
-                increment(db, [submission.client], "updates_counted")
+                count_updates(db, [submission.client])
         return first
 
     return Verdicts, "repeated", counted

@@ -19,7 +19,7 @@ import algorithms as fl
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.privacy import PrivateSum
 from fl_server.store.database.store import Store
-from fl_server.store.run_secrets import COUNTS
+from fl_server.store.state_directory import CHARGES
 from protos.digests import digest_of
 
 Place = tuple[int, int, tuple[str, ...]]
@@ -48,7 +48,7 @@ class PrivateRounds:
             self.violations.append(f"an assignment is charged before it is sent: {where} is not")
             return
         number, account = max(found)
-        counts = state / "privacy" / COUNTS
+        counts = state / "privacy" / CHARGES
         counted = json.loads(counts.read_text())[account]["number"] if counts.exists() else 0
         if counted < number:
             where = f"charge {number} of {where}, and {counted} are counted outside"

@@ -42,9 +42,17 @@ from protos.buffers import zeros
 from protos.codec import Layout, unpack
 from protos.fl.v1.tensor_pb2 import Manifest
 
+T = TypeVar("T")
 MAX_HEADER = 64 << 20
 """Bytes of a header. It has the names and shapes of all tensors, or metrics."""
 _LENGTH = struct.Struct("<I")
+MAX_BUNDLE = 1 << 50
+"""Bytes of a bundle; the coordinator's own limit for updates is checked when the run is created."""
+Reply = tuple[Mapping[str, object], list[memoryview]]
+_MESSAGE = 4096
+_PR_SET_PDEATHSIG = 1
+_statuses: dict[int, int] = {}
+"""Wait statuses of processes that were ended before somebody asked."""
 
 
 class Closed(Exception):
@@ -105,14 +113,6 @@ def layout_of(text: str) -> Layout:
     """The layout of a text. Raises LayoutError, or ValueError for no such text."""
     manifest = Manifest.FromString(bytes.fromhex(text))
     return Layout.from_manifest(manifest, MAX_BUNDLE)
-
-
-MAX_BUNDLE = 1 << 50
-"""Bytes of a bundle; the coordinator's own limit for updates is checked when the run is created."""
-
-
-T = TypeVar("T")
-Reply = tuple[Mapping[str, object], list[memoryview]]
 
 
 def serve(connection: socket.socket) -> None:
@@ -228,10 +228,6 @@ def _there(part: T | None) -> T:
     return part
 
 
-_MESSAGE = 4096
-_PR_SET_PDEATHSIG = 1
-
-
 class ForkServer:
     """Starts and ends processes of tasks. Made in the main thread, before there is a second one."""
 
@@ -322,10 +318,6 @@ def _kill(pid: int, alive: set[int]) -> None:
         for kill in (os.killpg, os.kill):
             with suppress(OSError):
                 kill(pid, signal.SIGKILL)
-
-
-_statuses: dict[int, int] = {}
-"""Wait statuses of processes that were ended before somebody asked."""
 
 
 def _wait(pid: int, alive: set[int]) -> int:

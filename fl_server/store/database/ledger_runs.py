@@ -17,11 +17,11 @@ from fl_server.store.database.transactions import (
     LARGEST,
     Counted,
     Transactions,
+    count_updates,
     count_work,
     find,
     hides_cohorts,
     history_of,
-    increment,
     replace_run,
     rows_where,
     to_row,
@@ -191,7 +191,7 @@ class CommitLedger(Transactions):
                 if hides_cohorts(db, commit.run_id):
                     db.execute(of_round.values(norm=None, norms=None, training_loss=None, epochs=None))
                 else:
-                    increment(db, counted, "updates_counted")
+                    count_updates(db, counted)
                     count_work(db, _work_in(db, commit))
                     table = schema.quarantines
                     ended = table.c.until <= commit.committed_at

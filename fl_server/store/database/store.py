@@ -43,8 +43,7 @@ from fl_server.store.database.engines import (
 )
 from fl_server.store.database.lease import LeaseTerms
 from fl_server.store.database.ledger_certificates import CertificateLedger
-from fl_server.store.database.ledger_clients import ClientLedger
-from fl_server.store.database.ledger_releases import ReleaseLedger
+from fl_server.store.database.ledger_clients import ClientLedger, ReleaseLedger
 from fl_server.store.database.ledger_rounds import RoundLedger, StageLedger
 from fl_server.store.database.ledger_runs import CommitLedger, Removal, RunLedger
 from fl_server.store.database.schema import BigId, JsonText, Words, metadata

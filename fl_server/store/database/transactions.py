@@ -60,6 +60,16 @@ if TYPE_CHECKING:
 
 _EPOCH = select(schema.identity.c.epoch).with_for_update(read=True)
 Row = RowMapping
+LARGEST = 2**31 - 1
+"""Largest number of a round or exchange in a ledger. Clients may send larger ones, which PostgreSQL cannot compare."""
+HISTORY = "history"
+"""The key in the `info` of a connection while its transaction has lines of history."""
+Counted = Callable[[ClientWork], ClientWork]
+"""The work of a client before and after an event."""
+_WORK = select(schema.clients.c.client_id, schema.clients.c.work).where(
+    schema.clients.c.client_id.in_(bindparam("ids", expanding=True))
+)
+_CHANGE_WORK = change(schema.clients).where(schema.clients.c.client_id == bindparam("of")).values(work=bindparam("new"))
 
 
 def to_row(record: DataclassInstance) -> dict[str, Any]:
@@ -105,10 +115,6 @@ def history_of(row: Row) -> HistoryRecord:
     return HistoryRecord(**{key: value for key, value in row.items() if key != "id"})
 
 
-LARGEST = 2**31 - 1
-"""Largest number of a round or exchange in a ledger. Clients may send larger ones, which PostgreSQL cannot compare."""
-
-
 def rows_where(table: Table, **key: object) -> Select[tuple[object, ...]]:
     """The rows of a table with these values."""
     return select(table).filter_by(**key)
@@ -143,10 +149,6 @@ def replace_quarantine_record(db: Connection, quarantine: QuarantineRecord | Non
         write_history(db, why)
 
 
-HISTORY = "history"
-"""The key in the `info` of a connection while its transaction has lines of history."""
-
-
 def hides_cohorts(db: Connection, run_id: str) -> bool:
     """Whether the run's cohorts are hidden, as `RunConfig.hides_cohorts`: its clients' work does not name it."""
     run = find(db, schema.runs, run_id=run_id)
@@ -160,14 +162,6 @@ def write_history(db: Connection, *whys: HistoryRecord | None) -> None:
         db.info[HISTORY] = True
 
 
-Counted = Callable[[ClientWork], ClientWork]
-"""The work of a client before and after an event."""
-_WORK = select(schema.clients.c.client_id, schema.clients.c.work).where(
-    schema.clients.c.client_id.in_(bindparam("ids", expanding=True))
-)
-_CHANGE_WORK = change(schema.clients).where(schema.clients.c.client_id == bindparam("of")).values(work=bindparam("new"))
-
-
 def count_work(db: Connection, events: Mapping[str, Counted]) -> None:
     """Count what happened to the work of clients, by client. Forgotten clients are ignored."""
     if not events:
@@ -178,12 +172,14 @@ def count_work(db: Connection, events: Mapping[str, Counted]) -> None:
         db.execute(_CHANGE_WORK, changed)
 
 
-def increment(db: Connection, client_ids: Sequence[str], counter: str) -> None:
-    """Add 1 to a counter of clients for each time that they are named. Forgotten clients are ignored."""
+def count_updates(db: Connection, client_ids: Sequence[str]) -> None:
+    """Count an update of a client for each time that it is named. Forgotten clients are ignored."""
     table, times = schema.clients, Counter(client_ids)
     for number in set(times.values()):
         clients = [client for client, count in times.items() if count == number]
-        db.execute(change(table).where(table.c.client_id.in_(clients)).values({counter: table.c[counter] + number}))
+        db.execute(
+            change(table).where(table.c.client_id.in_(clients)).values(updates_counted=table.c.updates_counted + number)
+        )
 
 
 def migrate(connection: Connection) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fl_common.secure_aggregation import messages
 from fl_common.secure_aggregation.errors import Refused
@@ -16,7 +18,7 @@ from fl_common.secure_aggregation.keys import public_key
 from fl_common.secure_aggregation.masks import Mask, Unmasked
 from fl_common.secure_aggregation.member import KEPT_WORKS, Member
 from fl_common.secure_aggregation.shamir import recovered, weights_at_zero
-from fl_common.secure_aggregation.signatures import Trust, pin_of
+from fl_common.secure_aggregation.signatures import Trust, key_of
 from fl_common.secure_aggregation.terms import Settings, SiteFloors, Terms
 from fl_ops.certificates import ca
 from tests.fl_common.secure_aggregation.federation import (
@@ -145,9 +147,15 @@ def test_invented_clients_with_an_outside_authority() -> None:
     assert trust().protects
 
 
+def pinned(client: str) -> str:
+    """SHA-256 of the public key of a client, as a site lists it."""
+    key = key_of(signer(client).chain[0])
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
 def test_invented_clients_with_pinned_keys() -> None:
     """A site that has listed its peers' keys takes no others, whoever certifies them."""
-    pins = Trust.of_pins({client: pin_of(signer(client).chain[0]) for client in names(5)})
+    pins = Trust.of_pins({client: pinned(client) for client in names(5)})
     federation = with_invented_clients(pins)
     refused(federation, "trust", federation.answer, VICTIM, "key_list", federation.key_list)
     fewer = Federation(terms_of(5), trusted=Trust.of_pins({VICTIM: pins.pins[VICTIM]}), taken=trust())

@@ -22,7 +22,7 @@ from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import Draw, draw_bernoulli
 from fl_server.rpc.admin import AdminService
 from fl_server.rpc.methods import ADMIN, METHODS
-from fl_server.store import run_secrets
+from fl_server.store import state_directory
 from fl_server.store.records import QuarantineRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2
@@ -143,7 +143,7 @@ def cohorts(secret: bytes) -> list[tuple[str, ...]]:
 
 async def story(folder: Path, draws: Draws, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is seen in the first round, and at the end, with the events that watchers got and the log."""
-    monkeypatch.setattr(run_secrets, "secrets", SimpleNamespace(token_bytes=lambda size: draws.secret))
+    monkeypatch.setattr(state_directory, "secrets", SimpleNamespace(token_bytes=lambda size: draws.secret))
     with capture_logs() as logs:
         async with World(folder) as world:
             here = devices()

@@ -13,7 +13,7 @@ from fl_server.rounds.effects import OpenAttempt
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.spec import from_values
 from fl_server.store.records import ChargeRecord
-from fl_server.store.run_secrets import RunSecrets
+from fl_server.store.state_directory import RunSecrets
 
 PRIVACY = {"unit": "client", "noise_multiplier": 4.0, "clip": 0.5, "delta": 0.01, "max_epsilon": 9.0}
 

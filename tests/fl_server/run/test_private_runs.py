@@ -16,7 +16,7 @@ import pytest
 from fl_common.privacy.accountant import Mechanism, epsilon_of
 from fl_server.errors import InvalidInput
 from fl_server.rpc.views import run_status
-from fl_server.store import run_secrets
+from fl_server.store import state_directory
 from tests.fl_server import harness
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import Journal, World, until
@@ -47,7 +47,7 @@ Charges = list[tuple[int, int, int, float]]
 @pytest.fixture(autouse=True)
 def _one_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """Secrets are made by chance: here all runs have the same, so that their bits can be compared."""
-    monkeypatch.setattr(run_secrets, "secrets", NOT_SECRET)
+    monkeypatch.setattr(state_directory, "secrets", NOT_SECRET)
 
 
 def devices() -> list[Device]:
@@ -70,7 +70,7 @@ async def outcome(folder: Path, dies_at: int | str | None = None, **sections: An
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Any, Charges]:
     """The outcome without a kill."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_secrets, "secrets", NOT_SECRET)
+        patch.setattr(state_directory, "secrets", NOT_SECRET)
         return asyncio.run(outcome(tmp_path_factory.mktemp("undisturbed")))
 
 
@@ -103,10 +103,10 @@ async def test_a_kill_after_a_file_of_secrets_changes_no_bit_and_no_charge(
     tmp_path: Path, undisturbed: tuple[list[str], Any, Charges], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The key is there and its run is not; or the charge is counted outside of the ledger, and no work was sent."""
-    here, journal, original = devices(), Journal(name), getattr(run_secrets.RunSecrets, name)
+    here, journal, original = devices(), Journal(name), getattr(state_directory.RunSecrets, name)
     with monkeypatch.context() as patch:
         patch.setattr(harness, "WRITES", harness.WRITES | {name})
-        patch.setattr(run_secrets.RunSecrets, name, lambda *args: journal.call(name, original, *args))
+        patch.setattr(state_directory.RunSecrets, name, lambda *args: journal.call(name, original, *args))
         async with World(tmp_path, journal) as world:
             world.spawn(complete_run(world, here, **PRIVATE))
             await until(lambda: journal.dead, "the coordinator is killed")

@@ -18,7 +18,7 @@ from fl_common.packages import unpack
 from fl_common.signatures import SigningKey, make_key
 from fl_ops.errors import OpsError
 from fl_server.rounds.releases import Kind, Rules
-from fl_server.store.database.ledger_releases import ReleaseRecord
+from fl_server.store.database.ledger_clients import ReleaseRecord
 from fl_server.store.database.store import LEDGER, open_sqlite
 from fl_server.store.records import HistoryRecord
 from protos.codec import digest_message

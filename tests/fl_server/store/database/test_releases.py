@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fl_server.rounds.releases import Device, DeviceState, Kind
-from fl_server.store.database.ledger_releases import ReleaseRecord
+from fl_server.store.database.ledger_clients import ReleaseRecord
 from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError
 from tests.fl_server.store.records import events, why
