@@ -20,7 +20,7 @@ _ADVICE = (
         ),
     ),
     (
-        r"expected scalar type (?:Long|Int) but found (?:Float|Double)|not implemented for '(?:Float|Double)'",
+        r"expected (?:scalar type|target dtype to be) (?:Long|Int)|not implemented for '(?:Float|Double)'",
         "class numbers are whole numbers: convert the targets with .long()",
     ),
     (

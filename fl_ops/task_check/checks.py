@@ -94,7 +94,7 @@ def explained(error: Exception) -> str:
     """An error in one line, with what to do where its text is torch's."""
     text = str(error) if isinstance(error, TaskError) else f"{type(error).__name__}: {error}"
     advice = advice_on(text)
-    return f"{text}. This means: {advice}" if advice else text
+    return f"{text.rstrip('.')}. This means: {advice}" if advice else text
 
 
 class Trial:
