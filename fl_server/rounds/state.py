@@ -263,7 +263,11 @@ class RoundState:
         """Whether a cohort can be drawn: all clients are here, or a quorum, and the others are not waited for."""
         policy, here = self.policy, len(self.candidates)
         fewest = max(policy.quorum, policy.min_accepted)
-        return here >= policy.min_clients or (here >= fewest and here + self.shut_out >= policy.min_clients)
+        if here >= policy.min_clients or here < fewest:
+            return here >= policy.min_clients
+        # With a buffer a client may be refused before the round is open. The next round draws it: none waits for it.
+        refused = sum(self.barred(client) and client not in self.lost for client in self.eligible)
+        return here + self.shut_out + refused >= policy.min_clients
 
     @property
     def draws_per_update(self) -> float:

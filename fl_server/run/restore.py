@@ -26,7 +26,7 @@ from fl_server.run.failures import time_after_restart
 from fl_server.run.restore_round import restore_round_under_way, resume_deadline
 from fl_server.run.run import Run
 from fl_server.run.totals import Draw
-from fl_server.store.errors import NoOpenFiles, StoreError, StoreFull, StoreUnavailable
+from fl_server.store.errors import StoreError, StoreFull
 from fl_server.store.records import ENDED, CommitRecord, HistoryRecord
 from fl_tasks import TaskError
 from fl_tasks.errors import is_own_fault
@@ -73,8 +73,8 @@ async def _why_failed(run: Run, work: Coroutine[Any, Any, None]) -> str:
     """Do a part of the restoring. Returns why the run fails; empty if it does not."""
     try:
         await work
-    except (StoreUnavailable, NoOpenFiles):
-        raise  # nothing is wrong with the run: the next start reads it
+    except StoreFull:
+        raise  # nothing is wrong with the run: it is read again when disk, database and store are there
     except StoreError as error:
         log.error("run_not_readable", run=run.id, error=str(error))
         return f"its state cannot be read: {error}"

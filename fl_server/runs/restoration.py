@@ -21,7 +21,7 @@ from fl_server.run_settings.spec import from_stored
 from fl_server.runs.creation import RunLoading, in_its_own_process
 from fl_server.runs.table import Deletions, RunTable
 from fl_server.services import Services
-from fl_server.store.errors import StoreFull, StoreUnavailable
+from fl_server.store.errors import StoreFull
 from fl_server.store.ledger import RETRY_S
 from fl_server.store.records import DELETING, ENDED, HistoryRecord, RunRecord
 from fl_tasks import TaskError
@@ -147,11 +147,11 @@ class Restoration:
             return
 
     async def _load_when_possible(self, record: RunRecord) -> None:
-        """Load a run, and try again while database or store are away."""
+        """Load a run, and try again while database or store are away, or the disk has no room for a copy."""
         while True:
             try:
                 await self._load(record)
-            except StoreUnavailable as error:
+            except StoreFull as error:
                 log.warning("run_loaded_again", run=record.run_id, error=str(error))
                 await asyncio.sleep(RETRY_S)
             else:

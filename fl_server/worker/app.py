@@ -7,8 +7,9 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 
 import grpc.aio
@@ -53,6 +54,9 @@ log = structlog.get_logger()
 
 NO_LIMIT = UnfinishedLimit(1 << 30, 1 << 62)
 """The coordinator has the limit of all unfinished uploads of a client."""
+AWAY_S = 15.0
+"""A coordinator is away for longer than any takeover needs: others may reach it, so clients are sent to them."""
+LOOK_S = 1.0
 COPIES = "worker-copies"
 """Folder of the copies of what clients fetch, in the state directory."""
 
@@ -81,7 +85,7 @@ async def serve(config: ServerConfig, repeats: RepeatFilter | None = None) -> No
 
 async def _serve(worker: Worker, connections: Connections, probes: Health, leaving: asyncio.Event) -> None:
     """Attach, serve, drain."""
-    works = [worker.keep_attached(probes), worker.metrics.measure_lag()]
+    works = [worker.keep_attached(probes), worker.metrics.measure_lag(), worker.send_clients_on()]
     if worker.certificates is not None:
         works.append(worker.renew(worker.certificates))
     attaching, *others = [asyncio.create_task(work) for work in works]
@@ -122,6 +126,10 @@ class Worker:
         )
         opened.push_async_callback(self._link.close)
         self._service: DataService
+        self._make_server: Callable[[], LastingServer] | None = None
+        """None until the port for clients was open."""
+        self._server: LastingServer | None = None
+        """That port; None while it is closed."""
         self._files: WorkerFiles | None = None
 
     def _made_service(self) -> DataService:
@@ -171,14 +179,48 @@ class Worker:
         credentials = None
         if self.certificates is not None:
             credentials = partial(self.certificates.credentials, self.metrics.handshakes.labels("workers.serve").inc)
-        server = LastingServer(make, credentials)
-        server.add_generic_rpc_handlers((handlers(self._service),))
-        probes.serve_on(server)
-        address = server.listen(self._workers.serve, "workers.serve")
-        self._opened.push_async_callback(server.stop, 0.2)
-        await server.start()
+
+        def made() -> LastingServer:
+            server = LastingServer(make, credentials)
+            server.add_generic_rpc_handlers((handlers(self._service),))
+            probes.serve_on(server)
+            return server
+
+        self._opened.push_async_callback(self._close_port)
+        address = await self._open_port(made)
+        self._make_server = made
         metrics = self._serve_metrics(connections)
         log.info("serving", role="data", pid=os.getpid(), serve=address, metrics_listen=metrics, **probes.addresses)
+
+    async def _open_port(self, make: Callable[[], LastingServer]) -> str:
+        """Listen for clients; returns the address. Raises SettingsError."""
+        server = make()
+        address = server.listen(self._workers.serve, "workers.serve")
+        await server.start()
+        self._server = server
+        return address
+
+    async def _close_port(self) -> None:
+        if (server := self._server) is not None:
+            self._server = None
+            await server.stop(0.2)
+
+    async def send_clients_on(self) -> None:
+        """Close the port while no coordinator can be reached for long, without end.
+
+        Their connections would last for `age_s`, although another worker may reach a coordinator.
+        """
+        attached = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._link.terms is not None:
+                attached = time.monotonic()
+                if self._server is None and self._make_server is not None:
+                    with suppress(SettingsError):  # somebody else has the port: at the next look
+                        log.info("port_open", serve=await self._open_port(self._make_server))
+            elif self._server is not None and time.monotonic() > attached + AWAY_S:
+                await self._close_port()
+                log.warning("port_closed", reason="no coordinator can be reached", todo="clients go to other workers")
 
     def _serve_metrics(self, connections: Connections) -> str:
         """Serve metrics where the settings say so; returns the address.

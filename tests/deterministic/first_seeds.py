@@ -154,8 +154,9 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "private work has another noise at each start": ("the same private work has the same bits", 427),
         "a part whose request failed counts": ("what the ledger counts is in the store", 57),
         "objects are removed before their removal is written": ("what the ledger counts is in the store", 12),
-        "a part that is put again has its earlier name": ("what the ledger counts is in the store", 57),
+        "a part that is put again has its earlier name": ("what the ledger counts is in the store", 64),
         "a part whose answer was lost stays": ("no file of an ended run stays", 636),
+        "a restart without room for a copy fails the run": ("no run fails without a cause", 792),
     },
 }
 """By depth: each planted fault with the check that finds it and the first seed whose life does."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from itertools import repeat
+from typing import Any
 
 from blake3 import blake3
 
-from fl_server.store.errors import StoreUnavailable
+from fl_server.run import restore
+from fl_server.run.run import Run
+from fl_server.store.errors import StoreError, StoreUnavailable
 from fl_server.store.objects.files import StoredFiles
 from tests.deterministic.planted import Patch
 
@@ -57,9 +60,23 @@ def _unanswered_stays() -> Patch:
     return StoredFiles, "remove_objects", removed
 
 
+def _full_disk_fails() -> Patch:
+    async def why_failed(run: Run, work: Coroutine[Any, Any, None]) -> str:
+        try:
+            await work
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            return f"its state cannot be read: {error}"
+        return ""
+
+    return restore, "_why_failed", why_failed
+
+
 STORED: dict[str, Callable[[], Patch]] = {
     "a part whose request failed counts": _failed_put_counts,
     "objects are removed before their removal is written": _removed_before_written,
     "a part that is put again has its earlier name": _names_again,
     "a part whose answer was lost stays": _unanswered_stays,
+    "a restart without room for a copy fails the run": _full_disk_fails,
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fl_server.rounds.by_client import BufferedUpdate, Work
+from fl_server.rounds.by_client import BufferedUpdate, ByClient, Refused, Work
 from fl_server.rounds.collecting import too_many_processes
 from fl_server.rounds.effects import (
     Announce,
@@ -42,7 +42,7 @@ from fl_server.rounds.events import (
 from fl_server.rounds.machine import advance, applies
 from fl_server.rounds.restoring import SavedRound, restored_round, without_absent
 from fl_server.rounds.sampling import RoundPolicy
-from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent
+from fl_server.rounds.state import Phase, RoundState, UnexpectedEvent, replace
 from tests.fl_server.round_play import COMMIT, STOP, arrive, leave, play
 
 
@@ -63,6 +63,18 @@ def drawn_in(effects: list[Effect]) -> list[tuple[int, int, str]]:
     return [
         (effect.round, effect.attempt, "".join(effect.cohort)) for effect in effects if isinstance(effect, OpenAttempt)
     ]
+
+
+def test_a_round_opens_without_a_client_whose_earlier_work_was_refused() -> None:
+    """The refusal lasts for the round, so a minimum with that client would never be met."""
+    none = ByClient[Any]()
+    waiting = replace(
+        buffered("abc", min_clients=3), phase=Phase.SELECTING, settled=False, goal=0, drawn=frozenset("c"), work=none,
+        out=frozenset("c"), refused=ByClient({"c": Refused("not_finite", "expected finite values")}), round=2,
+    )  # fmt: skip
+    state, effects = advance(waiting, RosterChanged(("a", "b", "c"), settled=True))
+    assert drawn_in(list(effects)) == [(2, 0, "ab")]
+    assert state.phase is Phase.COLLECTING
 
 
 def test_a_run_begins_with_as_many_clients_as_may_work() -> None:

@@ -13,9 +13,11 @@ import pytest
 
 from protos.fl.v1 import training_pb2
 from tests.processes.federation import Coordinator, Fleet
+from tests.processes.pods import is_ready
 from tests.processes.process import Process, Workspace, eventually
 from tests.processes.raw_client import HALF_BYTES, RawClient, Update, halting, messages
-from tests.processes.workers import Worker, section
+from tests.processes.relay import Relay
+from tests.processes.workers import Worker, free_address, section
 
 ONE = {"clients_per_round": 1, "min_clients": 1}
 
@@ -184,6 +186,24 @@ def answered(client: RawClient, update: Update) -> int | None:
         if error.code() is not grpc.StatusCode.UNAVAILABLE:
             raise
         return None
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_cut_off_sends_its_clients_on(tmp_path: Path, undisturbed: list[str]) -> None:
+    """It closes their connections, which are younger than `age_s`, and the service leads to the other worker."""
+    serving, health = [free_address(), free_address()], [free_address(), free_address()]
+    service = Relay(lambda: next((at for at, probe in zip(serving, health, strict=True) if is_ready(probe)), ""))
+    with Workspace(tmp_path) as workspace, service:
+        fleet = Fleet(workspace, 3, workers=section(address=service.address))
+        with Relay(fleet.server.settings["workers"]["listen"]) as link:
+            for number, coordinator in enumerate((link.address, fleet.server.settings["workers"]["listen"])):
+                own = {"coordinator": coordinator, "serve": serving[number]}
+                settings = {"health_listen": health[number], "workers": own}
+                Worker(workspace, fleet.server, f"worker-{number}", settings).serve()
+            _, slow = fleet.half_delivered("moves")
+            link.cut()
+            slow.hold.unlink()
+            assert undisturbed == fleet.server.digests("moves")
 
 
 @pytest.mark.slow
