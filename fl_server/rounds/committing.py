@@ -115,7 +115,7 @@ def go_on(state: RoundState) -> Result:
     """Between two rounds: end the run if that is due, else select."""
     ending = state.ending
     if ending is None and state.round >= state.rounds:
-        ending = ("completed", f"{state.rounds} rounds are done")
+        ending = ("completed", "1 round is done" if state.rounds == 1 else f"{state.rounds} rounds are done")
     if ending is not None:
         return ended(state, ending), (*cancel(state), EndRun(*ending))
     state = replace(state, phase=Phase.SELECTING)

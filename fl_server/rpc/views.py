@@ -259,7 +259,8 @@ def run_reason(run: Run) -> str:
 def _short(run: Run) -> str:
     """How many rounds have fewer updates than they wanted, and why; empty for none, and where cohorts are hidden."""
     totals = run.rounds.totals()
-    return f"{totals.short} of {run.rounds.committed} rounds are short: {totals.why_short}" if totals.short else ""
+    verb = "is" if totals.short == 1 else "are"
+    return f"{totals.short} of {run.rounds.committed} rounds {verb} short: {totals.why_short}" if totals.short else ""
 
 
 def round_summary(commit: CommitRecord, *, hidden: bool) -> pb.RoundSummary:

@@ -158,7 +158,7 @@ def _check_reason(driver: Driver) -> None:
     """The run was completed for the first reason there was."""
     ledger, policy = driver.ledger, driver.state.policy
     done, target = len(ledger.commits), policy.stop.target
-    if ledger.reason.endswith("rounds are done"):
+    if ledger.reason.endswith((" rounds are done", "1 round is done")):
         assert done == ledger.rounds, f"a run has all of its rounds: {done} of {ledger.rounds}"
     if target is not None:
         reached = [round_ for round_, found in ledger.metrics.items() if found["loss"] <= target]

@@ -142,7 +142,8 @@ def federation(folder: Path, rounds: int, tell: Callable[[str], object]) -> Iter
             server.until_present(daemon.client_id)
         tell("the devices are here: runs that end")
         _ended_runs(server, rounds)
-        subprocess.run(_of_alice(server, pki, "release", PLAIN, "--sign-key", str(key)), check=True)  # noqa: S603
+        released = _of_alice(server, pki, "release", PLAIN, "--sign-key", str(key))
+        subprocess.run(released, stdout=subprocess.DEVNULL, check=True)  # noqa: S603 - our own program
         tell("a run that goes on; a device exaggerates until it is quarantined")
         fedcm = {"name": "fedcm", "parameters": {"alpha": 0.3}}
         _run(server, NEWEST, 20 * rounds, algorithm=fedcm, round={"max_update_norm": 4.0})

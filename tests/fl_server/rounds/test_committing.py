@@ -35,7 +35,7 @@ def test_the_last_round_is_evaluated_before_the_end() -> None:
     """The run does not end with an evaluation under way."""
     state, commands = play(collecting("a", rounds=1), *arrive("a"), *COMMIT)
     assert (state.phase, commands[-1]) == (Phase.EVALUATING, Announce(0, evaluate=True))
-    assert advance(state, Evaluated())[1] == (EndRun("completed", "1 rounds are done"),)
+    assert advance(state, Evaluated())[1] == (EndRun("completed", "1 round is done"),)
 
 
 def test_a_run_without_evaluation_ends_at_its_last_commit() -> None:
@@ -77,7 +77,7 @@ def test_the_last_round_waits_for_both() -> None:
     for first, second in orders:
         half, commands = advance(state, Evaluated(first))
         assert (half.phase, commands) == (Phase.EVALUATING, ())
-        assert advance(half, Evaluated(second))[1] == (EndRun("completed", "1 rounds are done"),)
+        assert advance(half, Evaluated(second))[1] == (EndRun("completed", "1 round is done"),)
 
 
 def test_a_restart_after_the_last_commit_draws_no_further_round() -> None:
