@@ -70,28 +70,29 @@ def simulate(job: Job, on_report: OnReport) -> None:
             There is the save of a run that has not ended, and this one does not continue it.
         Refused: the task's code failed during the run, a file cannot be written, or the save cannot be continued.
     """
-    with as_usage_errors():
-        prepared = prepare(job.config, job.seed)
-        if job.engine.ranks is not None:
-            check_programs(job.engine.ranks, prepared)
-            if job.engine.ranks.rank:
-                serve(job.engine.ranks, prepared, partial(make_engine, job.engine))
-                return
-        simulation = Simulation(
-            prepared.config,
-            prepared.clients,
-            task=prepared.server_task,
-            notify=lambda what: on_report((job.seed, what)),
-            engine=job.engine,
-            devices=prepared.devices,
-            digests=job.config.simulation.digests,
-            measure=job.config.simulation.measure,
-        )
-        settings = settings_of(job.config, prepared, simulation)  # loads the first client's data
-    if job.engine.batched is not None:  # all other engines have the same bits
-        settings["engine"] = job.engine.arithmetic
-    result = SeedResult(job.seed, settings)
-    with simulation:
+    with ExitStack() as stack:
+        with as_usage_errors():
+            prepared = prepare(job.config, job.seed)
+            if job.engine.ranks is not None:
+                check_programs(job.engine.ranks, prepared)
+                if job.engine.ranks.rank:
+                    serve(job.engine.ranks, prepared, partial(make_engine, job.engine))
+                    return
+            simulation = Simulation(
+                prepared.config,
+                prepared.clients,
+                task=prepared.server_task,
+                notify=lambda what: on_report((job.seed, what)),
+                engine=job.engine,
+                devices=prepared.devices,
+                digests=job.config.simulation.digests,
+                measure=job.config.simulation.measure,
+            )
+            stack.enter_context(simulation)
+            settings = settings_of(job.config, prepared, simulation)  # loads the first client's data
+        if job.engine.batched is not None:  # all other engines have the same bits
+            settings["engine"] = job.engine.arithmetic
+        result = SeedResult(job.seed, settings)
         _run(job, simulation, result, on_report)
     on_report(result)
 

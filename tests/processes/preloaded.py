@@ -6,6 +6,8 @@ import gc
 import importlib
 import sys
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 # A quarter of a million objects, none of which is garbage, would be searched many times, here and in each program.
@@ -28,6 +30,9 @@ EARLY = [name for name in HEAVY if name in sys.modules]
 for name in HEAVY:
     with suppress(ModuleNotFoundError):  # an extra that is not installed
         importlib.import_module(name)
+# The statements that make a ledger's tables, and its migrations.
+with TemporaryDirectory() as folder:
+    importlib.import_module("fl_server.store.database.store").open_sqlite(Path(folder) / "ledger.sqlite").close()
 # Programs tell these versions at their start, and read the packages' data for them.
 for name in ("impetus-fl", "torch", "grpcio"):
     importlib.import_module("fl_common.metrics").package_version(name)

@@ -31,12 +31,14 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
+    create_mock_engine,
     delete,
     insert,
     inspect,
     select,
 )
 from sqlalchemy import update as change
+from sqlalchemy.engine.mock import MockConnection
 
 from fl_server.run_settings import privacy
 from fl_server.store.client_work import ClientWork
@@ -206,7 +208,8 @@ def migrate(connection: Connection) -> None:
         config = _config()
         config.attributes["connection"] = connection
         if not heads:
-            metadata.create_all(connection)
+            for statement in _new_tables(connection.dialect.name):
+                connection.exec_driver_sql(statement)
         (command.upgrade if heads else command.stamp)(config, "head")
 
 
@@ -214,6 +217,17 @@ def _config() -> Config:
     config = Config()
     config.set_main_option("script_location", "fl_server.store.database:migrations")
     return config
+
+
+@cache
+def _new_tables(database: str) -> tuple[str, ...]:
+    """The statements that make all tables in a kind of database. Compiling them takes longer than executing them."""
+    statements: list[str] = []
+    engine: MockConnection = create_mock_engine(
+        f"{database}://", lambda made, *_args, **_kwargs: statements.append(str(made.compile(dialect=engine.dialect)))
+    )
+    metadata.create_all(engine, checkfirst=False)
+    return tuple(statements)
 
 
 @cache
