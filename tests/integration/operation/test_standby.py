@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from fl_common.signatures import make_key
+from protos.fl.v1 import admin_pb2
+from tests.integration.clients.test_packages import add
 from tests.postgres_server import PostgresServer
-from tests.processes.process import Workspace, eventually
+from tests.processes.federation import Daemon
+from tests.processes.process import Workspace, eventually, write_toml
 from tests.processes.relay import Relay
 from tests.processes.standby import Pair
+from tests.processes.wheels import good_wheels, package, wheel
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[objects]'")
 
@@ -102,6 +107,53 @@ def test_a_private_run_goes_on(pair: Pair) -> None:
     key = Path("privacy", "secret.key")
     secrets = [Path(each.settings["state_dir"], key).read_bytes() for each in (before, pair.server)]
     assert secrets[0] == secrets[1]
+
+
+class PackagedPair(Pair):
+    """A pair whose daemons have data for a package, too."""
+
+    def daemon(self, index: int, size: int) -> Daemon:
+        """See Pair."""
+        daemon = super().daemon(index, size)
+        task, shard = daemon.settings.pop("task"), daemon.settings.pop("shard")
+        packaged = {"name": "waves:Waves", "package": "waves", "data": "waves"}
+        daemon.configure(
+            tasks=[{**task, "shard": shard}, {**task, "shard": shard, **packaged}],
+            policy=str(self.workspace.folder / "policy.toml"),
+        )
+        return daemon
+
+    def until(self, version: int, state: str, **devices: int) -> None:
+        """Wait until a version of the package is in this state, with so many devices in each of these."""
+
+        def probe() -> bool:
+            with self.server.admin() as admin:
+                release = admin.models.get_release("waves", version, "package").release
+            return (release.state, dict(release.devices)) == (state, devices)
+
+        eventually(probe, f"version {version} is {state} with {devices}")
+
+
+@pytest.mark.slow
+def test_a_staged_package_goes_on(tmp_path: Path, postgres: PostgresServer) -> None:
+    """The standby knows the stage, and has the file for the other devices from the object store."""
+    key = make_key(tmp_path / "key.pem")
+    write_toml(tmp_path / "policy.toml", {"packages": {"signers": [key.signer], "approval": False}})
+    (tmp_path / "objects").mkdir()
+    with Workspace(tmp_path) as workspace:
+        pair = PackagedPair(workspace, 3, ledger=postgres.new_ledger(), storage=f"file://{tmp_path}/objects")
+        add(pair.server, package(good_wheels(), key), tmp_path)
+        pair.until(1, "released", installed=3)
+        newer = [good_wheels()[0], wheel("ripples", {"ripples.py": "def same(value):\n    return value  # 2\n"})]
+        add(pair.server, package(newer, key), tmp_path, stages=[0.5, 1.0])
+        pair.until(2, "staged", installed=2)
+        pair.server.kill()
+        pair.taken_over()
+        pair.until(2, "staged", installed=2)
+        with pair.server.admin() as admin:
+            admin.call(admin_pb2.AdvanceReleaseRequest(model="waves", kind="package"), admin_pb2.AdvanceReleaseResponse)
+        pair.until(2, "released", installed=3)
+        assert pair.server.history("waves")[-3:] == ["package_added", "package_advanced", "package_advanced"]
 
 
 @pytest.fixture
