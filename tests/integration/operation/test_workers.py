@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -189,19 +190,26 @@ def answered(client: RawClient, update: Update) -> int | None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_cut_off_sends_its_clients_on(tmp_path: Path, undisturbed: list[str]) -> None:
-    """It closes their connections, which are younger than `age_s`, and the service leads to the other worker."""
+@pytest.mark.parametrize("how", ["cut off", "stopped"])
+def test_clients_of_a_worker_that_cannot_work_go_to_another_one(
+    tmp_path: Path, undisturbed: list[str], how: str
+) -> None:
+    """Long before `age_s`: one that is cut off closes its port; keepalive ends the connections of one that hangs."""
     serving, health = [free_address(), free_address()], [free_address(), free_address()]
     service = Relay(lambda: next((at for at, probe in zip(serving, health, strict=True) if is_ready(probe)), ""))
     with Workspace(tmp_path) as workspace, service:
         fleet = Fleet(workspace, 3, workers=section(address=service.address))
         with Relay(fleet.server.settings["workers"]["listen"]) as link:
+            workers = []
             for number, coordinator in enumerate((link.address, fleet.server.settings["workers"]["listen"])):
                 own = {"coordinator": coordinator, "serve": serving[number]}
                 settings = {"health_listen": health[number], "workers": own}
-                Worker(workspace, fleet.server, f"worker-{number}", settings).serve()
+                workers.append(Worker(workspace, fleet.server, f"worker-{number}", settings).serve())
             _, slow = fleet.half_delivered("moves")
-            link.cut()
+            if how == "stopped":
+                workers[0].signal(signal.SIGSTOP)
+            else:
+                link.cut()
             slow.hold.unlink()
             assert undisturbed == fleet.server.digests("moves")
 
