@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("short" if config.getoption("markexpr") == "not slow" else "all")
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the forkserver, before a test can start another one, and load torch."""
     forks.start()
     import torch  # noqa: PLC0415 - while the forkserver starts
@@ -73,6 +73,8 @@ def pytest_sessionstart() -> None:
 
     from tests import statements  # noqa: PLC0415
 
+    if session.config.option.workers:
+        forks.import_heavy()
     statements.share()
     # typer would read the signatures of all sixty commands again for each command line. A process has one.
     shared = functools.cache(typer.main.get_command)

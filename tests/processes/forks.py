@@ -7,6 +7,7 @@ standard library.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import resource
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import chdir
+from contextlib import chdir, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -27,6 +28,18 @@ from fl_common.certificates.tls_version import set_oldest_tls
 set_oldest_tls("1.3")
 
 ROOT = Path(__file__).parents[2]
+HEAVY = ("torch._dynamo", "dp_accounting.pld")
+"""What few runs need, and takes a second or two each.
+
+torch's compiler is for the steps of DP-SGD and for optimizers of torch; the other one is the second accountant.
+"""
+
+
+def import_heavy() -> None:
+    """Import them for all processes that are forked from this one."""
+    for name in HEAVY:
+        with suppress(ModuleNotFoundError):  # an extra that is not installed
+            importlib.import_module(name)
 
 
 def start() -> None:

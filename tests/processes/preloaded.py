@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -21,15 +20,11 @@ for name in ("sqlalchemy.dialects.sqlite.aiosqlite", "numpy.ctypeslib", "importl
 new_model, nn = importlib.import_module("fl_tasks.new_model").new_model, importlib.import_module("torch.nn")
 for place in importlib.import_module("fl_ops.commands.places").COMMANDS.values():
     importlib.import_module(f"fl_ops.commands.{place.module}")
-# What few runs need, and takes a second or two each: torch's compiler, for the steps of DP-SGD and for optimizers of
-# torch, and the second accountant of privacy.
-HEAVY = ("torch._dynamo", "dp_accounting.pld")
 new_model(SimpleNamespace(model=lambda: nn.Linear(2, 2)), max_bytes=1 << 20)
-EARLY = [name for name in HEAVY if name in sys.modules]
+forks = importlib.import_module("tests.processes.forks")
+EARLY = [name for name in forks.HEAVY if name in sys.modules]
 """Those of them that a program imports at its start, or when it makes a model of limited size: none."""
-for name in HEAVY:
-    with suppress(ModuleNotFoundError):  # an extra that is not installed
-        importlib.import_module(name)
+forks.import_heavy()
 # The statements that make a ledger's tables, and its migrations.
 with TemporaryDirectory() as folder:
     importlib.import_module("fl_server.store.database.store").open_sqlite(Path(folder) / "ledger.sqlite").close()
