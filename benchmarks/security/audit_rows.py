@@ -19,9 +19,9 @@ from typing import Any
 
 import grpc.aio
 
-from fl_server.audit.calls import AuditedMethod
 from fl_server.audit.log import AuditRecord
 from fl_server.rpc.health import Health
+from fl_server.rpc.interceptors import AuditedMethod
 from fl_server.rpc.ports import allow_open_files
 from fl_server.server import Server
 from fl_server.settings.config import ServerConfig
@@ -64,8 +64,8 @@ async def measure(folder: Path, calls: int) -> dict[str, Any]:
                 found[f"bans_{at_once}_at_once"] = await rates(ban, calls, at_once)
                 found[f"reads_{at_once}_at_once"] = await rates(read, calls, at_once)
         record = AuditRecord("operator:alice", "127.0.0.1:1", "Test", "edge-1", "ok", "benchmark")
-        found["durable_rows_1_at_once"] = await rates(lambda _: audit.record(record), calls, 1)
-        found["durable_rows_100_at_once"] = await rates(lambda _: audit.record(record), 10 * calls, 100)
+        found["durable_rows_1_at_once"] = await rates(lambda _: audit.add(record), calls, 1)
+        found["durable_rows_100_at_once"] = await rates(lambda _: audit.add(record), 10 * calls, 100)
     finally:
         await server.stop()
     return found

@@ -44,8 +44,7 @@ class Folders:
     """The folders of a round's updates and of client states, until `cleanup`."""
 
     def __init__(self, server: Engine, clients: Mapping[str, LocalTask], options: EngineOptions) -> None:
-        config, exchanges = server.config, range(len(server.algorithm.exchanges))
-        of_round = sum(server.shape(exchange).size_bytes for exchange in exchanges)
+        config, of_round = server.config, sum(shape.size_bytes for shape in server.shapes)
         self._updates = folder_of_updates(int(of_round * config.policy().drawn_of(len(clients))))
         self.path = self._updates.path
         """The folder for updates, and for other files of the engine."""

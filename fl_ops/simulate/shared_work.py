@@ -34,8 +34,7 @@ class SharedWork:
         """processes: of the engine; 1: nothing is shared. folder: for the files of parts."""
         self._server, self._engine, self._processes = server, engine, processes
         self._model, self._output = folder / "evaluated-model", folder / "sums"
-        shapes = [server.shape(exchange) for exchange in range(len(server.algorithm.exchanges))]
-        placed = [payload.placed for shape in shapes for payload in shape.payloads]
+        placed = [payload.placed for shape in server.shapes for payload in shape.payloads]
         self._payloads = [(layout, frozenset(layout.entries)) for layout in placed]
         self._known: list[tuple[Layout, Sequence[Source], Sequence[Sequence[float]], list[fl.Tensors]]] = []
 

@@ -114,7 +114,7 @@ def admit_together(engine: Engine, collecting: Collecting, done: TrainedTogether
     alike: dict[RegisteredData, list[int]] = {}
     for number, registered in enumerate(zip(done.examples, done.own_batches, strict=True)):
         alike.setdefault(RegisteredData(*registered), []).append(number)
-    shape = engine.shape(collecting.exchange)
+    shape = engine.shapes[collecting.exchange]
     facts = (
         buffer_facts(
             [done.held.update(number) for number in range(len(done.clients))],

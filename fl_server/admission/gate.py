@@ -302,7 +302,7 @@ def build_gate(engine: Engine, collecting: Collecting, client: str, registered: 
     section, round_, exchange = engine.config.round, collecting.snapshot.round + 1, collecting.exchange
     secure = engine.config.secure_aggregation is not None  # in a simulation, whose clients round what they clip
     local = local_in(engine.config, engine.algorithm, round_)
-    shape, trains = engine.shape(exchange), engine.algorithm.exchanges[exchange].trains
+    shape, trains = engine.shapes[exchange], engine.algorithm.exchanges[exchange].trains
     ordered = ExpectedWork(registered.examples, local, trains, registered.own_batches, engine.own_loop)
     steps = ordered.steps(max(1, registered.examples))
     # The other payloads are as long as gradients: K_i steps with one move a model as far as a delta.

@@ -116,7 +116,8 @@ class Engine:
         """The model of the task, for evaluations."""
         check_private_model(config, self.layout)
         check_secure_model(config, self.layout)
-        self._shapes = self._shapes_of_updates()
+        self.shapes = self._shapes_of_updates()
+        """The payloads of an update, by exchange."""
 
     def _shapes_of_updates(self) -> list[UpdateShape]:
         """The update of each exchange."""
@@ -149,10 +150,6 @@ class Engine:
             return None
         outgoing = Outgoing(RESOURCE_KIND_AVERAGED, snapshot.averaged.values(), self.layout)
         return in_encoding(outgoing, self.config, snapshot.round + 1)
-
-    def shape(self, exchange: int) -> UpdateShape:
-        """The payloads of an exchange's update."""
-        return self._shapes[exchange]
 
     def outgoing(self, snapshot: Snapshot, exchange: int = 0, sums: Mapping[str, fl.Tensors] = _NONE) -> list[Outgoing]:
         """The bundles for the clients of an exchange: model; direction, optimizer's state and frozen parts if any.
@@ -329,7 +326,7 @@ class Engine:
         return self._secure_means(self.algorithm)
 
     def _secure_means(self, algorithm: fl.Algorithm) -> SecureMeans:
-        return SecureMeans(self.config, algorithm, self.shape(0))
+        return SecureMeans(self.config, algorithm, self.shapes[0])
 
     def _stepped(
         self,
@@ -367,7 +364,7 @@ class Engine:
             version = versions[number] if versions else snapshot.round + 1
             return self.decoding(version, exchange, cohort[number].client_id, cohort[number].num_steps)
 
-        shape = self.shape(exchange)
+        shape = self.shapes[exchange]
         return AcceptedUpdates(self._capped(cohort), opened(sources, shape, decoding), shape)
 
     def decoding(self, round_: int, exchange: int, client: str, steps: int) -> Decoding:

@@ -11,14 +11,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from fl_common.audit import AuditRow
 from fl_server import identity
 from fl_server.audit.log import AuditLog, AuditRecord
-from fl_server.errors import CertificateEnded, Forbidden, InvalidInput, Unauthenticated
+from fl_server.errors import InvalidInput
 from fl_server.identity import ANYBODY, caller
 from fl_server.pages import Cursor, Entries, Position
 from fl_server.statuses import code_of
@@ -27,12 +26,8 @@ from fl_server.store.ledger import Ledger
 from protos.fl.v1 import admin_pb2 as pb
 from protos.wire import filled
 
-_IDENTITY = (Forbidden, CertificateEnded, Unauthenticated)
-"""Errors that are recorded for every service."""
 Handler = Callable[[Any, Any], Any]
 
-_begun: ContextVar[bool] = ContextVar("begun", default=False)
-"""Whether the current call has a request that was carried out: then its end is recorded with its work."""
 NEWEST_MOST = 10_000
 _FILTERS = ("actor", "method", "subject", "result")
 _SINCE_LIMIT_S = 10**11
@@ -72,35 +67,8 @@ def record_of(method: str, subject: str, result: str, detail: str = "") -> Audit
     )
 
 
-class AuditedMethod:
-    """One method of a port, for the interceptor."""
-
-    def __init__(self, name: str, auditor: AuditLog | None, recorded: Recorded | None) -> None:
-        """auditor: None records nothing. recorded: None: only calls that are refused for their identity have a row."""
-        self._auditor, self._name, self._recorded = auditor, name, recorded
-
-    def recording(self, inner: Handler, *, streams: bool) -> Handler:
-        """The handler of a method, with its request and result recorded. streams: whether it has many responses."""
-        auditor, recorded = self._auditor, self._recorded
-        if auditor is None or recorded is None:
-            return inner
-
-        def begin(request: Any, context: Any) -> Any:
-            _begun.set(True)
-            call = _Call(auditor, self._name, recorded, request)
-            return call.stream(inner(request, context)) if streams else call.answer(inner, context)
-
-        return begin
-
-    def refused(self, error: Exception) -> None:
-        """The call ended with this error: record it unless its work did."""
-        if self._auditor is None or _begun.get() or (self._recorded is None and not isinstance(error, _IDENTITY)):
-            return
-        self._auditor.record_refusal(record_of(self._name, "", code_of(error).name.lower(), str(error)))
-
-
-class _Call:
-    """One call of the Admin service."""
+class RecordedCall:
+    """One call of the Admin service, for the interceptor."""
 
     def __init__(self, auditor: AuditLog, name: str, what: Recorded, request: Any) -> None:
         self._auditor, self._name, self._what, self._request = auditor, name, what, request
@@ -138,7 +106,7 @@ class _Call:
 
     async def _ask(self, *, begins: bool = False) -> None:
         if self._what.changes:
-            number = await self._auditor.record_now(self._record("asked"))
+            number = await self._auditor.add(self._record("asked"), at_once=True)
             self._detail = ", ".join(filter(None, (f"asked in row {number}", self._detail)))
         elif begins:
             self._auditor.record_read(self._record("begun"))
@@ -152,7 +120,7 @@ class _Call:
     def _ended_later(self, result: str, why: str = "") -> None:
         """Record the end without waiting: the call is being cancelled, or its caller has all that it wanted."""
         record = self._record(result, why)
-        (self._auditor.record_later if self._what.changes else self._auditor.record_read)(record)
+        (self._auditor.add_later if self._what.changes else self._auditor.record_read)(record)
 
     def _record(self, result: str, why: str = "") -> AuditRecord:
         return record_of(self._name, self._subject, result, "; ".join(filter(None, (self._detail, why))))

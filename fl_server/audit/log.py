@@ -336,42 +336,22 @@ class RowLimit(Generic[Row]):
             self._write(replace(suppressed.last, detail=f"{times} within a minute{last}"))
 
 
-class AuditLog:
-    """Writes audit records to the ledger. Lives on the event loop."""
+class AuditLog(AuditWriter):
+    """Writes audit records to the ledger, within the limits of each kind of row. Lives on the event loop."""
 
     def __init__(self, ledger: Ledger, state_dir: Path, refusals_per_minute: int, counter: Counter) -> None:
         """refusals_per_minute: rows for one address; 0 for no limit. counter: see `AuditWriter`."""
-        self._writer = AuditWriter(ledger, state_dir, counter)
-        later = self._writer.add_later
-        self._reads_of_actor = RowLimit(READS, later)
+        super().__init__(ledger, state_dir, counter)
+        self._reads_of_actor = RowLimit(READS, self.add_later)
         self._reads = RowLimit(1, self._add_read)
-        self._refusals = RowLimit(REFUSALS if refusals_per_minute else 0, later)
+        self._refusals = RowLimit(REFUSALS if refusals_per_minute else 0, self.add_later)
         self._refusals_of_caller = RowLimit(refusals_per_minute, self._add_refusal)
-
-    async def start(self) -> None:
-        """Check the end of the log, before the first row. Raises StoreError."""
-        await self._writer.start()
-
-    async def record(self, record: AuditRecord) -> None:
-        """Add a row. Returns when it is durable; waits while the ledger cannot be written."""
-        await self._writer.add(record)
 
     async def record_in_time(self, record: AuditRecord) -> None:
         """Add a row, and wait for it for ANSWER_S at most. Then the row is written when the ledger can."""
         with suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_S):
-                await self._writer.add(record)
-
-    async def record_now(self, record: AuditRecord) -> int:
-        """Add a row before a change, and return its number when it is durable.
-
-        Raises StoreError if it cannot be written: then the change must not be made.
-        """
-        return await self._writer.add(record, at_once=True)
-
-    def record_later(self, record: AuditRecord) -> None:
-        """Add a row without waiting."""
-        self._writer.add_later(record)
+                await self.add(record)
 
     def record_read(self, record: AuditRecord) -> None:
         """Add a row for a call that changes nothing, without waiting. Repeats within a minute are one row."""
@@ -385,17 +365,17 @@ class AuditLog:
 
     def _add_read(self, record: AuditRecord) -> None:
         if self._reads_of_actor.passes((record.actor, _host(record)), record):
-            self._writer.add_later(record)
+            self.add_later(record)
 
     def _add_refusal(self, record: AuditRecord) -> None:
         if self._refusals.passes("", record):
-            self._writer.add_later(record)
+            self.add_later(record)
 
     async def close(self) -> None:
         """Write the counts of the last minute, and what waits."""
         for limit in (self._reads, self._reads_of_actor, self._refusals_of_caller, self._refusals):
             limit.close()
-        await self._writer.close()
+        await super().close()
 
 
 def _host(row: AuditRecord) -> str:

@@ -149,34 +149,18 @@ class Attendance:
         """grace_s: a client is lost after being away for this long."""
         self._records, self.sessions, self._changes = records, sessions, records.changes
         self._grace_s = grace_s
-        self._roster = Roster(grace_s)
+        self.roster = Roster(grace_s)
+        """Who is present, suspect or lost."""
         self._tick_timer: asyncio.TimerHandle | None = None
 
     def restore(self) -> None:
         """Wait for the clients that were present before a restart."""
         records = self._records.in_memory().values()
         expected = [record.client_id for record in records if record.present and not record.banned]
-        self._roster.expect(expected, time.monotonic())
+        self.roster.expect(expected, time.monotonic())
         self._tick_later()
         if expected:
             log.info("roster_awaited", clients=len(expected), grace_s=self._grace_s)
-
-    def watch(self, watcher: Callable[[str], None]) -> None:
-        """Call `watcher` with the id of each client that is one of `present` now, or is no more."""
-        self._roster.watch(watcher)
-
-    @property
-    def settled(self) -> bool:
-        """False after a start until every expected client is back or was waited for."""
-        return self._roster.settled
-
-    def present(self) -> tuple[str, ...]:
-        """Clients that are attached, or may come back within the grace, in the order of id bytes."""
-        return self._roster.present()
-
-    def __contains__(self, client_id: object) -> bool:
-        """Whether the client is one of `present`."""
-        return client_id in self._roster
 
     def attached(self, client_id: str) -> bool:
         """Whether the client has an open stream."""
@@ -190,12 +174,8 @@ class Attendance:
 
     def state(self, client_id: str) -> str:
         """One of "present", "suspect" or "lost"."""
-        presence = self._roster.state_of(client_id)
+        presence = self.roster.state_of(client_id)
         return presence.value if presence is not None else "lost"
-
-    def count(self, presence: Presence) -> int:
-        """The number of clients in a state. Those that were not here since the coordinator's start have none."""
-        return self._roster.count(presence)
 
     def last_seen(self, record: ClientRecord) -> float:
         """Unix time of a client's latest sign of life. Keepalives prove that a client with an open stream is there."""
@@ -205,9 +185,9 @@ class Attendance:
 
     async def begun(self, client_id: str, certificate: Mapping[str, Any] | None = None) -> None:
         """The client has attached. certificate: as `ClientRecord` has it. Raises StoreError."""
-        before = (self._roster.settled, client_id in self._roster)
-        self._roster.attached(client_id, time.monotonic())
-        eligibility_changed = before != (self._roster.settled, True)
+        before = (self.roster.settled, client_id in self.roster)
+        self.roster.attached(client_id, time.monotonic())
+        eligibility_changed = before != (self.roster.settled, True)
         log.debug("client_attached", client=client_id)
         await self._set_present(client_id, True, certificate=certificate)
         self._changes.attached(client_id)
@@ -216,23 +196,19 @@ class Attendance:
     def stream_lost(self, client_id: str) -> None:
         """The client's stream ended. It may come back within the grace."""
         self.sessions.sign_of_life(client_id)
-        self._roster.stream_lost(client_id, time.monotonic())
+        self.roster.stream_lost(client_id, time.monotonic())
         self._changes.changed(eligibility=False)
         self._tick_later()
 
     def close_unattended(self, session: Session) -> None:
         """Close the session of a client that registered and never attended: it has no stream that could be lost."""
         client_id = session.client_id
-        if self.sessions.of(client_id) is session and session.stream is None and client_id not in self._roster:
+        if self.sessions.of(client_id) is session and session.stream is None and client_id not in self.roster:
             self.sessions.close(client_id, UnknownSessionError())
-
-    def forget(self, client_id: str) -> None:
-        """Wait for the client no longer."""
-        self._roster.forget(client_id)
 
     def tick(self) -> None:
         """Give up the clients whose grace is over."""
-        for client_id in self._roster.tick(time.monotonic()):
+        for client_id in self.roster.tick(time.monotonic()):
             log.info("client_lost", client=client_id, grace_s=self._grace_s)
             # The client registers again when it comes back. Otherwise sessions would pile up.
             self.sessions.close(client_id, UnknownSessionError())
@@ -242,7 +218,7 @@ class Attendance:
 
     def _tick_later(self) -> None:
         """Set the timer for the first grace that ends: one timer, however many clients are suspect."""
-        if self._tick_timer is not None or (left := self._roster.next_tick(time.monotonic())) is None:
+        if self._tick_timer is not None or (left := self.roster.next_tick(time.monotonic())) is None:
             return
         # A little after the grace, so that the roster's clock agrees that it is over.
         pause = max(0.02, self._changes.shortest_pause_s)

@@ -15,7 +15,7 @@ import structlog
 
 from fl_common.rate_limits import TokenBuckets
 from fl_common.units import duration
-from fl_server.clients.attendance import Attendance
+from fl_server.clients.attendance import Attendance, Roster
 from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.draw_rules import Candidate, Requirements, Selection, able, offer_for
 from fl_server.clients.quarantine import Quarantine
@@ -57,9 +57,9 @@ class Eligibility:
         self._run_of: dict[str, str] = {}
         self._workers: dict[str, set[str]] = {}
         """`_run_of` by run."""
-        self._able = AbleClients(attendance, self)
+        self._able = AbleClients(attendance.roster, self)
         records.watch(self._able.changed)
-        attendance.watch(self._able.changed)
+        attendance.roster.watch(self._able.changed)
 
     def selection(
         self, run_id: str, requires: Requirements, own: Mapping[str, Mapping[str, str]] = MappingProxyType({})
@@ -103,7 +103,7 @@ class Eligibility:
 
     def _candidate(self, record: ClientRecord, last_seen: float = 0.0) -> Candidate:
         client_id = record.client_id
-        return Candidate(record, client_id in self._attendance, self.availability(client_id), last_seen)
+        return Candidate(record, client_id in self._attendance.roster, self.availability(client_id), last_seen)
 
     def is_able(self, client_id: str, requires: Requirements) -> bool:
         """Whether the client is able by all rules about the client alone."""
@@ -243,9 +243,9 @@ class AbleClients:
     check them all, and a microsecond to check the one that changed.
     """
 
-    def __init__(self, attendance: Attendance, eligibility: Eligibility) -> None:
-        """attendance: who may be able; eligibility: whether one of them is."""
-        self._attendance, self._eligibility = attendance, eligibility
+    def __init__(self, roster: Roster, eligibility: Eligibility) -> None:
+        """roster: who may be able; eligibility: whether one of them is."""
+        self._roster, self._eligibility = roster, eligibility
         self._kinds: OrderedDict[_Key, _Kind] = OrderedDict()
 
     def changed(self, client_id: str) -> None:
@@ -258,7 +258,7 @@ class AbleClients:
         key = tuple(tuple(sorted(pairs.items())) for pairs in requires)
         kind = self._kinds.get(key)
         if kind is None:
-            is_able, present = self._eligibility.is_able, self._attendance.present()
+            is_able, present = self._eligibility.is_able, self._roster.present()
             kind = self._kinds[key] = _Kind([client for client in present if is_able(client, requires)])
             if len(self._kinds) > MOST_KINDS:
                 self._kinds.popitem(last=False)

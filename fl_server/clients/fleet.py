@@ -65,7 +65,7 @@ class Fleet:
         self.registration = Registration(config, self.records, self.attendance, self.contested)
         metrics.sessions.set_function(lambda: float(len(self.sessions)))
         for presence in (Presence.PRESENT, Presence.SUSPECT):
-            metrics.clients.labels(presence.value).set_function(partial(self.attendance.count, presence))
+            metrics.clients.labels(presence.value).set_function(partial(self.attendance.roster.count, presence))
         metrics.quarantined.set_function(lambda: float(len(self.quarantine.clients())))
 
     async def start(self) -> None:
@@ -121,7 +121,7 @@ class Fleet:
 
     def _end(self, client_id: str, needed: str) -> None:
         self.sessions.end(client_id, Forbidden(f"client:{client_id}", needed))
-        self.attendance.forget(client_id)
+        self.attendance.roster.forget(client_id)
 
 
 class OperatorActions:
@@ -235,11 +235,11 @@ class Denials:
             for row in lists.revocations:
                 if not self.revocations.includes(row):
                     await self._revoke(row)
-                    await audit.record(_row(f"{row.kind} {row.value}", row.reason))
+                    await audit.add(_row(f"{row.kind} {row.value}", row.reason))
             for ban in lists.bans:
                 if (known := self.fleet.records.find(ban.client)) is None or not known.banned:
                     await OperatorActions(self.ledger, self.fleet).ban(ban.client, ban.reason, ACTOR)
-                    await audit.record(_row(f"ban {ban.client}", ban.reason))
+                    await audit.add(_row(f"ban {ban.client}", ban.reason))
         await self.write()
         for path in paths:
             if path != self.path:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -17,7 +18,7 @@ import grpc
 import grpc.aio
 
 from fl_server import errors, identity
-from fl_server.audit.calls import AuditedMethod
+from fl_server.audit.calls import Recorded, RecordedCall, record_of
 from fl_server.audit.log import AuditLog
 from fl_server.clients.client_records import ClientRecords
 from fl_server.enrollment.grants import Revocations
@@ -32,6 +33,10 @@ from protos.wire import BROWSER_ADDRESS
 _STALL_S, _RETRY_S = 60.0, 1.0
 _SCHEME = "bearer "
 _MOST_ADDRESS = 64
+_IDENTITY = (Forbidden, errors.CertificateEnded, Unauthenticated)
+"""Errors that are recorded in the audit log for every service."""
+_begun: ContextVar[bool] = ContextVar("begun", default=False)
+"""Whether the current call has a request that was carried out: then its end is recorded with its work."""
 Context = grpc.aio.ServicerContext[Any, Any]
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Handler = Callable[[Any, Context], Any]
@@ -149,6 +154,33 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             else handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+
+
+class AuditedMethod:
+    """Records the calls of one method in the audit log."""
+
+    def __init__(self, name: str, auditor: AuditLog | None, recorded: Recorded | None) -> None:
+        """auditor: None records nothing. recorded: None: only calls that are refused for their identity have a row."""
+        self._auditor, self._name, self._recorded = auditor, name, recorded
+
+    def recording(self, inner: Handler, *, streams: bool) -> Handler:
+        """The handler of a method, with its request and result recorded. streams: whether it has many responses."""
+        auditor, recorded = self._auditor, self._recorded
+        if auditor is None or recorded is None:
+            return inner
+
+        def begin(request: Any, context: Any) -> Any:
+            _begun.set(True)
+            call = RecordedCall(auditor, self._name, recorded, request)
+            return call.stream(inner(request, context)) if streams else call.answer(inner, context)
+
+        return begin
+
+    def refused(self, error: Exception) -> None:
+        """The call ended with this error: record it unless its work did."""
+        if self._auditor is None or _begun.get() or (self._recorded is None and not isinstance(error, _IDENTITY)):
+            return
+        self._auditor.record_refusal(record_of(self._name, "", code_of(error).name.lower(), str(error)))
 
 
 class _Call:

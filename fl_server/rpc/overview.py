@@ -109,7 +109,7 @@ class OverviewCalls(OperatorCalls):
 def clients_by_state(fleet: Fleet) -> dict[str, int]:
     """The number of clients in each state, and of those that are banned, draining or quarantined."""
     records = fleet.records.in_memory()
-    present, suspect = fleet.attendance.count(Presence.PRESENT), fleet.attendance.count(Presence.SUSPECT)
+    present, suspect = fleet.attendance.roster.count(Presence.PRESENT), fleet.attendance.roster.count(Presence.SUSPECT)
     return {
         "present": present,
         "suspect": suspect,

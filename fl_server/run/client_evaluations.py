@@ -199,7 +199,7 @@ class ClientEvaluations:
         when it comes back in its session; in a new session it asks.
         """
         self._not_told.clear()
-        async for client in with_turns(self._context.fleet.attendance.present()):
+        async for client in with_turns(self._context.fleet.attendance.roster.present()):
             if not self._control.ended:
                 return
             if not self.awaits(client):

@@ -135,7 +135,7 @@ class Effects:
         control, parts = self._control, self._parts
         await parts.stages.open(command)
         parts.deadline.start(whole_time(control))
-        present = self._context.fleet.attendance.present()
+        present = self._context.fleet.attendance.roster.present()
         for client in command.members:
             if client in present:
                 parts.dispatch.push_stage(client)

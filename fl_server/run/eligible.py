@@ -61,7 +61,7 @@ class EligibleClients:
         if self._version == fleet.changes.version:
             return None
         self._version = fleet.changes.version
-        eligible, settled = self.now(), fleet.attendance.settled and not draining
+        eligible, settled = self.now(), fleet.attendance.roster.settled and not draining
         missing = self._shut_out(state, sum(client not in state.lost for client in eligible))
         if (eligible, settled, missing) == (state.eligible, state.settled, state.shut_out):
             return None

@@ -48,7 +48,7 @@ _LARGE_UPLOADS = 64 << 20
 
 def check_update_size(engine: Engine, max_update_mib: int) -> None:
     """Raises InvalidInput for a run with updates that no client could deliver."""
-    largest = max(engine.shape(number).size_bytes for number in range(len(engine.algorithm.exchanges)))
+    largest = max(shape.size_bytes for shape in engine.shapes)
     if engine.config.secure_aggregation is not None:
         largest = engine.secure_means.largest_update
     if largest > max_update_mib << 20:

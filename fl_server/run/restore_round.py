@@ -51,7 +51,7 @@ async def restore_round_under_way(run: Run) -> None:
     for version in sorted(run.state.versions_in_use - {run.state.round}):
         failed = [*failed, *await ledger.do(store.failures, run.id, version)]
     failures.restore(failed, failures.latest)
-    attached = frozenset(run.context.fleet.attendance.present())
+    attached = frozenset(run.context.fleet.attendance.roster.present())
     await _restore_statistics(run, failed, attached)
     run.rounds.bytes.resume(run.record.bytes_down, run.record.bytes_up)
     run.state = without_absent(run.state, attached.difference(run.client_states.left_out))

@@ -26,7 +26,7 @@ _UNKNOWN = "it fetched nothing since the coordinator started; it trains if it he
 def why_waiting(context: RunContext, control: RunControl) -> str:
     """The waiting reason with its numbers: what no client here has, and what operators can do about the others."""
     selection = control.eligible.in_round(control.state)
-    rules = control.eligible.not_drawn(context.fleet.attendance.present(), selection)
+    rules = control.eligible.not_drawn(context.fleet.attendance.roster.present(), selection)
     reasons = [described(rule, selection, clients) for rule, clients in rules.items() if rule.operable]
     if nobody_has := _nobody_has(context, control, rules):
         reasons.insert(0, f"it lacks {nobody_has}")
@@ -67,7 +67,7 @@ def lacking(context: RunContext, control: RunControl) -> str:
     """
     if control.ended or control.run_status.write_failure or not control.run_status.waiting_reason:
         return ""
-    here, selection = context.fleet.attendance.present(), control.eligible.in_round(control.state)
+    here, selection = context.fleet.attendance.roster.present(), control.eligible.in_round(control.state)
     rules = control.eligible.not_drawn(here, selection)
     if nobody_has := _nobody_has(context, control, rules):
         return nobody_has
@@ -81,7 +81,7 @@ def lacking(context: RunContext, control: RunControl) -> str:
 
 def _nobody_has(context: RunContext, control: RunControl, rules: Mapping[Rule, Sequence[Candidate]]) -> str:
     """What no client here has, with numbers; empty if some client has all. rules: why clients here are not drawn."""
-    here, task, labels = context.fleet.attendance.present(), context.task["name"], control.config.labels
+    here, task, labels = context.fleet.attendance.roster.present(), context.task["name"], control.config.labels
     if not here:
         return f"clients: none is here{_away(context, control)}"
     by_reason = {rule.reason: clients for rule, clients in rules.items()}

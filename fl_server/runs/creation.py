@@ -302,7 +302,7 @@ class RunCreation:
         why = HistoryRecord(time.time(), actor, "run_created", run_id, what)
         await self._services.ledger.do(self._services.ledger.store.create_run, record, why)
         self._table.loaded[run_id] = run
-        for client_id in self._services.fleet.attendance.present():
+        for client_id in self._services.fleet.attendance.roster.present():
             run.eligible.notify(client_id)
         log.info("run_created", run=run_id, actor=actor, task=config.task.name, algorithm=config.algorithm.name)
         run.start()

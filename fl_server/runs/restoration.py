@@ -175,7 +175,7 @@ class Restoration:
         if isinstance(task.task, RemoteTask) and run.ended:
             task.task.release()
         attendance = self._services.fleet.attendance
-        for client_id in attendance.present():
+        for client_id in attendance.roster.present():
             if attendance.attached(client_id):
                 run.client_attached(client_id)  # it has waited for the run
 

@@ -127,10 +127,10 @@ class ClientWork:
         None: the process of the rounds reads it, which has what is needed to decode it.
         """
         server, exchange = self._context.server, assigned.assignment.key.exchange
-        if server is None or not server.shape(exchange).plain:
+        if server is None or not server.shapes[exchange].plain:
             return None
         with one_thread():
-            return read_update(path, server.shape(exchange))
+            return read_update(path, server.shapes[exchange])
 
     def part(self, part: Part) -> PartResult:
         """Do a part of the server's work."""

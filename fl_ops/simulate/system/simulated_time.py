@@ -35,7 +35,7 @@ class Workload:
         if algorithm.gradient.rho > 0:  # SAM takes one gradient for its ascent, and one there
             gradients *= 2
         down = federation.traffic.missing(client, federation.bundles.names)
-        return Amount(down, gradients, federation.engine.shape(exchange).size_bytes)
+        return Amount(down, gradients, federation.engine.shapes[exchange].size_bytes)
 
     def evaluation(self, client: str) -> Amount:
         """The evaluation of the latest model; metrics are no tensor bytes. An example counts like a gradient."""

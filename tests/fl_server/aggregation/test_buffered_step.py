@@ -58,7 +58,7 @@ class Run:
         """What a client sends: the same each time."""
         generator = torch.Generator().manual_seed(1000 * version + ord(client))
         made = {}
-        for shape in self.engine.shape(0).payloads:
+        for shape in self.engine.shapes[0].payloads:
             values = {}
             for entry in shape.layout.entries:
                 random = torch.rand(entry.shape, generator=generator) - 0.4
@@ -72,7 +72,7 @@ class Run:
         """The file of these payloads."""
         path = self.folder / f"{client}-{version}"
         sent = self.payloads(client, version)
-        path.write_bytes(b"".join(pack(sent[s.payload], s.layout) for s in self.engine.shape(0).payloads))
+        path.write_bytes(b"".join(pack(sent[s.payload], s.layout) for s in self.engine.shapes[0].payloads))
         return path
 
     def entry(self, client: str, version: int) -> fl.Buffered:

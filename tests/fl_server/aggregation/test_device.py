@@ -111,7 +111,7 @@ def test_a_robust_round_reads_few_values_too(reducer: str) -> None:
 def reads_of_admission(clients: int) -> int:
     """Reads of values for the norms of a cohort, whose updates have buffers, at a gate."""
     engine = Engine(from_values({"task": {"name": "any"}}), TASK, ELSEWHERE)
-    shape = engine.shape(0)
+    shape = engine.shapes[0]
     with Reads() as reads:
         snapshot = engine.first()
         gate = build_gate(engine, Collecting(snapshot, 0, 0, NormHistory()), "c", RegisteredData(10))

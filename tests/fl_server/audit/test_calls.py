@@ -14,8 +14,9 @@ import pytest
 from fl_common.audit import AuditRow
 from fl_server import errors, identity
 from fl_server.audit import log as log_module
-from fl_server.audit.calls import AuditedMethod, record_of
+from fl_server.audit.calls import record_of
 from fl_server.identity import Identity
+from fl_server.rpc.interceptors import AuditedMethod
 from fl_server.rpc.methods import ADMIN, METHODS
 from fl_server.store.errors import StoreFull
 from protos.fl.v1 import admin_pb2 as pb
@@ -262,7 +263,7 @@ async def test_refusals_of_identity_are_recorded_for_every_service(world: World)
 async def test_list_audit_has_pages_filters_and_the_head(world: World, stub: Any) -> None:
     """Every row once; the newest of a filter; a time."""
     for name in ("x", "y", "x", "y", "x"):
-        await world.services.audit.record_now(record_of("Test", name, "ok", "by hand"))
+        await world.services.audit.add(record_of("Test", name, "ok", "by hand"), at_once=True)
     first = await stub.ListAudit(pb.ListAuditRequest(page_size=3))
     assert [entry.number for entry in first.entries] == [1, 2, 3]
     second = await stub.ListAudit(pb.ListAuditRequest(page_size=3, page_token=first.next_page_token))

@@ -99,7 +99,7 @@ async def _change(world: World, devices: Mapping[str, Device], chance: random.Ra
 
 def _all_checked(fleet: Fleet, requires: Requirements) -> tuple[str, ...]:
     selection = fleet.eligibility.selection("", requires)
-    candidates = {client: fleet.eligibility.candidate(client) for client in fleet.attendance.present()}
+    candidates = {client: fleet.eligibility.candidate(client) for client in fleet.attendance.roster.present()}
     reasons = {client: candidate and rule_for(selection, candidate) for client, candidate in candidates.items()}
     return tuple(client for client, rule in reasons.items() if rule is None or rule.reason == "at_work")
 

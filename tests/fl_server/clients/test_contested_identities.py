@@ -246,4 +246,4 @@ async def test_the_ban_of_a_forgotten_client_survives_a_restart(tmp_path: Path) 
     async with World(tmp_path) as world:
         with pytest.raises(Forbidden, match="banned: it lies"):
             await Device("a").connect(world)
-        assert world.fleet.attendance.present() == ()
+        assert world.fleet.attendance.roster.present() == ()

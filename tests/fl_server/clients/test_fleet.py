@@ -66,9 +66,9 @@ async def test_an_attached_client_is_present(world: World) -> None:
     a = Device("a")
     answer = await world.service.Register(a.registration(), NO_CONTEXT)
     assert (answer.protocol, answer.coordinator_id) == (PROTOCOL_MAX, world.store.coordinator_id)
-    assert (world.fleet.attendance.present(), world.fleet.attendance.state("a")) == ((), "lost")
+    assert (world.fleet.attendance.roster.present(), world.fleet.attendance.state("a")) == ((), "lost")
     await a.connect(world)
-    assert (world.fleet.attendance.present(), world.fleet.attendance.state("a"), eligible(world)) == (
+    assert (world.fleet.attendance.roster.present(), world.fleet.attendance.state("a"), eligible(world)) == (
         ("a",),
         "present",
         ("a",),
@@ -215,12 +215,12 @@ async def test_a_restart_waits_for_the_clients_that_were_present(tmp_path: Path,
         await world.operators.ban("c", "smoke", "admin")
         await world.service.Register(Device("never-attended").registration(), NO_CONTEXT)
     async with World(tmp_path, reattach_grace_s=20.0) as world:
-        assert (world.fleet.attendance.settled, world.fleet.attendance.present()) == (False, ("a", "b"))
+        assert (world.fleet.attendance.roster.settled, world.fleet.attendance.roster.present()) == (False, ("a", "b"))
         await Device("b").connect(world)
-        assert not world.fleet.attendance.settled
+        assert not world.fleet.attendance.roster.settled
         clock.now += 20
         world.fleet.attendance.tick()
-        assert (world.fleet.attendance.settled, world.fleet.attendance.present()) == (True, ("b",))
+        assert (world.fleet.attendance.roster.settled, world.fleet.attendance.roster.present()) == (True, ("b",))
 
 
 async def test_a_second_daemon_of_an_identity_fences_the_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ async def test_a_ban_holds_until_it_is_undone(world: World) -> None:
         await a.stream
     with pytest.raises(Forbidden, match="banned: smoke"):
         await a.connect(world)
-    assert (world.fleet.attendance.present(), world.store.clients()[0].banned) == ((), True)
+    assert (world.fleet.attendance.roster.present(), world.store.clients()[0].banned) == ((), True)
     await world.operators.unban("a", "admin:eve")
     await a.connect(world)
     assert eligible(world) == ("a",)
@@ -84,7 +84,7 @@ async def test_a_forgotten_client_is_removed(world: World) -> None:
         await a.stream
     with pytest.raises(NoSuchClient, match="no client 'a' has registered"):
         world.fleet.records.get("a")
-    assert (world.store.clients(), world.fleet.attendance.present()) == ([], ())
+    assert (world.store.clients(), world.fleet.attendance.roster.present()) == ([], ())
     await a.connect(world)
     assert eligible(world) == ("a",)
 

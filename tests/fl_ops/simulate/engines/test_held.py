@@ -175,7 +175,7 @@ def test_updates_that_do_not_fit_become_files(simulated: Simulated, monkeypatch:
     """The first group fits and the second one does not. The bits are the same, and the report counts the files."""
     expected = digests(simulated, HELD, **UNEVEN)
     with simulated(**UNEVEN) as simulation:
-        size = simulation.federation.engine.shape(0).size_bytes
+        size = simulation.federation.engine.shapes[0].size_bytes
     monkeypatch.setattr(batched, "DeviceMemory", lambda device: DeviceMemory(device, 3 * size))
     with simulated(EngineOptions(batched=HELD), **UNEVEN) as simulation:
         assert [each.digest for each in simulation.rounds()] == expected

@@ -122,7 +122,7 @@ async def test_a_restart_of_the_coordinator_keeps_the_count_of_losses(tmp_path: 
     devices = [Device("a"), Device("b"), Forgetful("m")]
     async with World(tmp_path, quarantine=NEVER_QUARANTINED, states=OFTEN) as world:
         world.spawn(connect_all(world, devices))
-        await until(lambda: len(world.fleet.attendance.present()) == 3, "all are here")
+        await until(lambda: len(world.fleet.attendance.roster.present()) == 3, "all are here")
         run = await world.create(**{**SCAFFOLD, "stop": {"rounds": 12}})
         await until(lambda: run.client_states.members or run.record.state_epoch, "one round is committed")
         world.journal.dies_at = dies_at
