@@ -33,7 +33,7 @@ class FittedTable:
 
     columns: names; > before a name aligns the column to the right, for numbers.
     optional: columns that are left out if the width is too small, the first one first. Those without a value in any row
-    go before all others.
+    go before all others. A narrow one stays where a wide one that is left out makes room for it.
     wraps: columns whose text may take several lines.
     """
 
@@ -58,11 +58,7 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths = self._widths()
-        shown = list(range(len(self.columns)))
-        for index in self._by_priority():
-            if _total(widths, shown) <= options.max_width:
-                break
-            shown.remove(index)
+        shown = self._that_fit(widths, options.max_width)
         yield self._table(shown, whole=_total(widths, shown) <= options.max_width, ruled=options.is_terminal)
         missing = [self._name(at) for at in range(len(self.columns)) if at not in shown and not self._empty(at)]
         if missing and self.names_missing:
@@ -71,6 +67,19 @@ class FittedTable:
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         width = _total(self._widths(), range(len(self.columns)))
         return Measurement(min(width, options.max_width), min(width, options.max_width))
+
+    def _that_fit(self, widths: Sequence[int], width: int) -> list[int]:
+        """The columns that are shown, in their order."""
+        shown, left_out = list(range(len(self.columns))), list[int]()
+        for index in self._by_priority():
+            if _total(widths, shown) <= width:
+                break
+            shown.remove(index)
+            left_out.append(index)
+        for index in reversed(left_out):  # one wide column may have been in the way of narrow ones
+            if not self._empty(index) and _total(widths, [*shown, index]) <= width:
+                shown.append(index)
+        return sorted(shown)
 
     def _by_priority(self) -> list[int]:
         """Columns that may be left out, in this order."""

@@ -80,6 +80,16 @@ def test_clients(width: int) -> None:
     assert lines[-1].startswith("wider terminals also show: ")
 
 
+def test_a_wide_column_takes_no_place_of_narrow_ones() -> None:
+    """A task with a long name is left out at 80 columns, and what fits beside the others is there."""
+    client = admin_pb2.ClientStatus(client_id="edge-0", state=admin_pb2.CLIENT_STATE_PRESENT)
+    client.tasks.add(name="our." + "hospital." * 7 + "tasks:Beds", train_examples=180)
+    client.labels["site"], client.last_seen.seconds, client.device.name = "berlin", TIME, "Orin"
+    [names, _, missing] = drawn(tables.clients_table([client]), 80)
+    assert missing == "wider terminals also show: Tasks"
+    assert [name for name in ("State", "Device", "Last seen", "Labels") if name not in names] == []
+
+
 @WIDTHS
 def test_runs(width: int) -> None:
     """State, progress and the best value are whole, and the current phase is there; a waiting run has its reason."""
