@@ -11,9 +11,9 @@ import pytest
 
 from fl_common.signatures import make_key
 from protos.fl.v1 import admin_pb2
-from tests.integration.clients.test_packages import add
 from tests.postgres_server import PostgresServer
 from tests.processes.federation import Daemon
+from tests.processes.packaged import add
 from tests.processes.process import Workspace, eventually, write_toml
 from tests.processes.relay import Relay
 from tests.processes.standby import Pair
