@@ -20,7 +20,7 @@ from protos.codec import digest_message
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2
 from tests.fl_server.devices import NO_CONTEXT, Device
-from tests.fl_server.harness import Journal, Killed, World, until
+from tests.fl_server.harness import TASK, Journal, Killed, World, until
 from tests.fl_server.released import signing_key
 from tests.processes.wheels import package, wheel
 
@@ -184,6 +184,25 @@ async def test_more_failed_work_takes_a_version_back(tmp_path: Path, monkeypatch
         assert [row.actor for row in world.store.history(PACKAGE) if row.event == "package_rolled_back"] == [
             "coordinator"
         ]
+
+
+async def test_a_run_that_pins_a_version_draws_its_stage_and_another_run_draws_all(tmp_path: Path) -> None:
+    """All have the same task code here; a round of the run that pins nothing mixes the versions."""
+    async with World(tmp_path / "state") as world:
+        sites = await fleet(world, tmp_path)
+        inside = await stage(world, tmp_path, sites)
+        pinned = {"name": TASK, "options": sites["a"].options, "package": digest_of(2)}
+        run = await world.create(name="pinned", task=pinned, round={"clients_per_round": 2, "min_clients": 2})
+        for name in inside:
+            assert (await sites[name].assigned()).key.run_id == "pinned"
+        assert not any(site.pushed("assignment") for name, site in sites.items() if name not in inside)
+        await world.coordinator.actions.stop(run, "enough", "admin")
+        await world.create(name="all", **SECTIONS)
+        for site in sites.values():
+            await until(
+                lambda site=site: {each.key.run_id for each in site.pushed("assignment")} >= {"all"},  # type: ignore[misc]  # one
+                f"{site.name} is drawn",
+            )
 
 
 @pytest.mark.parametrize("reason", ["FAILURE_REASON_FINGERPRINT", "FAILURE_REASON_STOPPED", "FAILURE_REASON_POLICY"])
