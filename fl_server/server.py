@@ -288,7 +288,7 @@ class Server:
         log.info("draining", grace_s=grace_s)
         self._services.metrics.draining.set(1)
         self._coordinator.drain()
-        self._services.fleet.streams.push_all(
+        self._services.fleet.sessions.push_all(
             pb.AttendResponse(drain=pb.Drain(coordinator_leaving=True, reason="shutting down"))
         )
         ends = time.monotonic() + grace_s

@@ -291,10 +291,6 @@ class Streams:
             self._drop_unread(session, session.stream)
         return self._sessions.push(client_id, message)
 
-    def push_all(self, message: pb.AttendResponse) -> None:
-        """Push a message to every attached client."""
-        self._sessions.push_all(message)
-
     def _grant_calls(self, client_id: str, message: pb.AttendResponse) -> None:
         """New work grants the calls that it needs."""
         if message.HasField("assignment"):

@@ -123,7 +123,7 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, ReleaseC
     async def _to_continue(self, run_id: str) -> Run:
         """A run that the caller may change; one whose code failed at a start is loaded again."""
         self._runs.require_change(run_id)
-        await self._coordinator.load_again(run_id)
+        await self._coordinator.restoration.load_again(run_id)
         return self._runs.to_change(run_id)
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:

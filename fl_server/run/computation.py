@@ -228,7 +228,7 @@ class RoundComputation:
         context.norms.put_back(record.norms)
         control.run_status.committed()
         context.rounds.began = None
-        self._submissions.clear()
+        self._submissions.failures.clear()
         draw = await context.draw_of(record.round)
         done = counted.difference(control.state.drawn) if state.policy.buffered else None
         context.rounds.add(record, control.record.extended_at, draw, done)

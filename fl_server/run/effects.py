@@ -205,7 +205,7 @@ class Effects:
         why = HistoryRecord(time.time(), "coordinator", event, context.run_id, detail)
         await control.run_status.restart_round(command, why)
         log.warning(event, run=context.run_id, round=command.round, why=command.why, state_epoch=command.state_epoch)
-        self._parts.submissions.clear()
+        self._parts.submissions.failures.clear()
         context.rounds.transfers.clear()
         if command.states:
             context.client_states.restart_all()

@@ -314,7 +314,3 @@ class Submissions:
         outcome = refused_outcome(update, reason, self._control.state.state_epoch)
         context.fleet.streams.push(client, pb.AttendResponse(outcome=outcome))
         await context.fleet.records.write_note(client, f"update refused ({word}): {update.detail}"[:300])
-
-    def clear(self) -> None:
-        """The round is over or redrawn."""
-        self.failures.clear()

@@ -48,7 +48,7 @@ class Coordinator(FleetListener):
         loading = RunLoading(services)
         self.creation = RunCreation(services, self.table, loading, self.deletions)
         self.actions = RunActions(self.table, loading)
-        self._restoration = Restoration(services, self.table, loading, self.deletions)
+        self.restoration = Restoration(services, self.table, loading, self.deletions)
         self.outcomes = Outcomes(services.ledger, self.table)
         self.releases = Releases(services)
         self.packages = Packages(services)
@@ -61,7 +61,7 @@ class Coordinator(FleetListener):
     async def start(self) -> None:
         """Restore every run, and continue those that had not ended. Some may still be loaded when it returns."""
         self._services.fleet.changes.listener = self
-        await self._restoration.restore_all()
+        await self.restoration.restore_all()
         await self.releases.start()
         await self.packages.start()
         self._retaining = asyncio.create_task(self.retention.apply_regularly())
@@ -72,19 +72,15 @@ class Coordinator(FleetListener):
             self._retaining.cancel()
         self.releases.close()
         self.packages.close()
-        await self._restoration.close()
+        await self.restoration.close()
         await self.deletions.close()
         await asyncio.gather(*(run.close() for run in self.table.loaded.values()))
 
     def drain(self) -> None:
         """Give no client new work, and load no more runs."""
-        self._restoration.drain()
+        self.restoration.drain()
         for run in self.runs():
             run.drain()
-
-    async def load_again(self, run_id: str) -> None:
-        """Load a run whose code failed, if it is one. Raises InvalidInput if it fails again."""
-        await self._restoration.load_again(run_id)
 
     def runs(self) -> list[Run]:
         """All runs, oldest first."""

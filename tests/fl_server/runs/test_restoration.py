@@ -77,10 +77,10 @@ async def test_a_run_whose_code_fails_is_not_tried_at_the_next_start(
                 assert [row.event for row in world.store.history("r")].count("run_failed") == 1
         async with World(tmp_path) as world:
             with pytest.raises(InvalidInput, match="signal 11"):
-                await world.coordinator.load_again("r")
+                await world.coordinator.restoration.load_again("r")
             assert world.coordinator.table.not_loaded.get("r") is not None
     async with World(tmp_path) as world:
-        await world.coordinator.load_again("r")
+        await world.coordinator.restoration.load_again("r")
         run = world.coordinator.run("r")
         await world.coordinator.actions.resume(run, "admin")
         await until(lambda: run.record.state != "failed", "the ledger has the new state")
