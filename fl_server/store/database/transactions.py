@@ -191,7 +191,8 @@ def migrate(connection: Connection) -> None:
     """
     scripts = _scripts()
     known = [script.revision for script in scripts.walk_revisions()][::-1]
-    heads = MigrationContext.configure(connection).get_current_heads()
+    context = MigrationContext.configure(connection)
+    heads = context.get_current_heads()
     database = connection.engine.url.database
     elsewhere = "state directory" if connection.dialect.name == "sqlite" else "database"
     if unknown := sorted(set(heads) - set(known)):
@@ -204,13 +205,14 @@ def migrate(connection: Connection) -> None:
             f"the database {database} is not a ledger: it has tables ({', '.join(sorted(tables)[:5])}) but no schema "
             f"version: name another {elsewhere}"
         )
-    if set(heads) != set(scripts.get_heads()):
+    if not heads:
+        for statement in _new_tables(connection.dialect.name):
+            connection.exec_driver_sql(statement)
+        context.stamp(scripts, "head")
+    elif set(heads) != set(scripts.get_heads()):
         config = _config()
         config.attributes["connection"] = connection
-        if not heads:
-            for statement in _new_tables(connection.dialect.name):
-                connection.exec_driver_sql(statement)
-        (command.upgrade if heads else command.stamp)(config, "head")
+        command.upgrade(config, "head")
 
 
 def _config() -> Config:
