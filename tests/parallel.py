@@ -148,10 +148,12 @@ class _OtherFile(pytest.Item):
 
 
 class _Reports:
-    """What a forked process has instead of a terminal: the reports of its present test."""
+    """What a forked process has instead of pytest's reporter: the reports of its present test."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        self._tw = config.get_terminal_writer()
+        """pytest asks the reporter for it; pytest-timeout writes the stacks of a test that hangs."""
         self.serialized: list[dict[str, Any]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -172,9 +174,9 @@ def _work(session: pytest.Session, number: int, parent: Connection, others: list
     assert capture is not None
     capture.stop_global_capturing()
     capture.start_global_capturing()  # into files of its own
-    config.pluginmanager.unregister(name="terminalreporter")
     reports = _Reports(config)
-    config.pluginmanager.register(reports)
+    config.pluginmanager.unregister(name="terminalreporter")
+    config.pluginmanager.register(reports, "terminalreporter")
     other_file = _OtherFile.from_parent(session, name="other file")
     try:
         while places := _received(parent):

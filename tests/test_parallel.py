@@ -21,7 +21,7 @@ def made(tmp_path_factory):
     (tmp_path_factory.getbasetemp() / "ended").touch()
 """
 TESTS = """
-import os, signal, pytest
+import os, signal, threading, pytest
 
 def test_that_passes(made):
     pass
@@ -35,6 +35,10 @@ def test_that_kills_its_process(made):
 
 def test_after_the_kill(made):
     pass
+
+@pytest.mark.timeout(0.5)
+def test_that_hangs():
+    threading.Event().wait()
 
 @pytest.mark.skip(reason="a reason")
 def test_that_is_skipped():
@@ -65,13 +69,14 @@ def run(folder: Path, *arguments: str) -> list[str]:
 def test_each_test_has_its_outcome(tmp_path: Path) -> None:
     """A killed process fails its own test, and the rest of its file is run by another one."""
     lines = run(tmp_path)
-    assert "4 failed, 4 passed, 2 skipped" in lines[-1]
+    assert "6 failed, 4 passed, 2 skipped" in lines[-1]
     failed = {line for line in lines if line.startswith("FAILED")}
-    assert len(failed) == 4
+    assert len(failed) == 6
     for name in ("test_one.py", "test_two.py"):
         assert any(f"{name}::test_that_fails - assert" in line for line in failed)
         killed = f"{name}::test_that_kills_its_process - the process that ran this test ended with exit code -9"
         assert any(killed in line for line in failed)
+        assert any(f"{name}::test_that_hangs - Failed: Timeout" in line for line in failed)
     assert lines.count("said before") == 2
 
 
