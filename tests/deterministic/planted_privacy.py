@@ -36,7 +36,7 @@ def later(work: Callable[[], object], seconds: float = _LATER_S) -> None:
 def _work_before_cohort() -> Patch:
     opened = Effects._open_attempt
 
-    async def open_attempt(self: Any, command: Any) -> None:
+    async def open_attempt(self: Effects, command: Any) -> None:
         self._parts.dispatch.push_all(command.cohort)
         await opened(self, command)
 

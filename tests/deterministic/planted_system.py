@@ -32,7 +32,7 @@ from tests.deterministic.planted_privacy import PRIVATE, later
 
 
 def _acknowledged_before_written() -> Patch:
-    async def enter(self: Any, submission: Any, record: Any) -> Any:
+    async def enter(self: Verdicts, submission: Any, record: Any) -> Any:
         write = submission.run.submissions.record_verdict(record, submission.header)
         later(lambda: asyncio.ensure_future(write))
         return receiver._receipt(submission.header.key, record)
@@ -53,7 +53,7 @@ def _acknowledged_before_in_place() -> Patch:
 
 
 def _no_receipt_for_a_repeat() -> Patch:
-    async def receipt(self: Any, run: Any, key: Any, client: str) -> None:
+    async def receipt(self: Verdicts, run: Any, key: Any, client: str) -> None:
         return None
 
     return Verdicts, "receipt", receipt
@@ -62,7 +62,7 @@ def _no_receipt_for_a_repeat() -> Patch:
 def _repeat_counts() -> Patch:
     repeated = Verdicts.repeated
 
-    async def counted(self: Any, submission: Any) -> Any:
+    async def counted(self: Verdicts, submission: Any) -> Any:
         first = await repeated(self, submission)
         if first is not None and first.admitted:
             store = self._services.ledger.store
@@ -76,7 +76,7 @@ def _repeat_counts() -> Patch:
 def _removed_before_acknowledged() -> Patch:
     save = DeviceStorage.save
 
-    def saved(self: Any, update: Any, next_state: Any) -> Any:
+    def saved(self: DeviceStorage, update: Any, next_state: Any) -> Any:
         pending = save(self, update, next_state)
         self.drop(key_of(update.header.key))
         return pending
@@ -91,22 +91,22 @@ def _state_stays() -> Patch:
 def _lost_stream_stays_lost() -> Patch:
     begun = Attendance.begun
 
-    async def attached(self: Any, client_id: str, certificate: Any = None) -> None:
-        if self._roster.state_of(client_id) in (None, Presence.PRESENT):
+    async def attached(self: Attendance, client_id: str, certificate: Any = None) -> None:
+        if self.roster.state_of(client_id) in (None, Presence.PRESENT):
             await begun(self, client_id, certificate)
 
     return Attendance, "begun", attached
 
 
 def _end_not_told() -> Patch:
-    async def told(self: Any) -> None:
+    async def told(self: ClientEvaluations) -> None:
         pass
 
     return ClientEvaluations, "send_run_ended", told
 
 
 def _outcomes_not_asked() -> Patch:
-    async def decided(self: Any, keys: Any, client: str) -> list[Any]:
+    async def decided(self: Outcomes, keys: Any, client: str) -> list[Any]:
         return []
 
     return Outcomes, "decided", decided
@@ -115,7 +115,7 @@ def _outcomes_not_asked() -> Patch:
 def _commit_before_checkpoint() -> Patch:
     save = ModelStore._save
 
-    async def saved(self: Any, snapshot: Any, facts: Any) -> Any:
+    async def saved(self: ModelStore, snapshot: Any, facts: Any) -> Any:
         later(lambda: asyncio.ensure_future(save(self, snapshot, facts)))
         return snapshot
 
@@ -146,7 +146,7 @@ def _own_seed() -> Patch:
 def _repeat_refused() -> Patch:
     receipt = Verdicts.receipt
 
-    async def refused(self: Any, run: Any, key: Any, client: str) -> Any:
+    async def refused(self: Verdicts, run: Any, key: Any, client: str) -> Any:
         first = await receipt(self, run, key, client)
         if first is not None:
             first.admitted = False

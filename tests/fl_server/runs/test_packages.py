@@ -296,7 +296,10 @@ async def _until_released(state: Path, folder: Path, journal: Journal) -> list[s
 
 
 async def _play(world: World, folder: Path, versions: dict[str, int]) -> None:
-    """What an operator and the devices do until version 3 is everywhere; each step only if it is not done yet."""
+    """What an operator and the devices do until version 3 is everywhere; each step only if it is not done yet.
+
+    Raises Killed if the process ended, also in a task of its own.
+    """
     packages = world.coordinator.packages
     if not world.coordinator.runs():
         await world.create(**SECTIONS)
@@ -306,6 +309,8 @@ async def _play(world: World, folder: Path, versions: dict[str, int]) -> None:
             await add(world, folder, version, rules)
         kept = packages.find(PACKAGE, version)
         for _ in range(3000):
+            if world.journal.dead:
+                raise Killed
             await _follow(world, sites, versions)
             if version < 3 and (version == 1 or kept.release.rolled_back):
                 break
