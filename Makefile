@@ -2,7 +2,7 @@
 # it if it is missing or if its sources have changed.
 
 PYTHON ?= python3
-WORKERS ?= 4
+WORKERS ?= 3
 SEEDS ?= 20
 MINUTES ?= 30
 SECONDS ?= 120
@@ -47,14 +47,14 @@ test test-all: export TMPDIR := $(or $(TMPDIR),$(SHM),/tmp)
 # The tests of real processes run beside each other on few cores. A test that fails there runs once more, alone; if it
 # fails again, so does this target. The first output stays: a test that passes only alone has a fault, too.
 test: .venv/installed
-	$(BIN)/python -m pytest --workers $(WORKERS) || { \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder || { \
 	    [ $$? -eq 1 ] || exit; \
 	    echo "The failed tests run once more, alone:"; \
 	    $(BIN)/python -m pytest --last-failed --last-failed-no-failures=none --exitfirst; }
 
 # Includes the tests that are marked slow.
 test-all: .venv/installed
-	$(BIN)/python -m pytest --workers $(WORKERS) -m ''
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m ''
 
 # Installs programs that some tests need, from Debian, as root: TOOLS for `make test`, MORE for `make test-all`. Without
 # its program a test is skipped with the reason. kubectl 1.27 or newer is not included, because Debian's is too old.

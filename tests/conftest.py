@@ -18,7 +18,6 @@ import structlog
 from hypothesis import settings
 
 from tests import postgres_server, s3_server
-from tests.parallel import pytest_addoption, pytest_runtestloop  # noqa: F401 - hooks
 from tests.postgres_server import PostgresServer
 from tests.processes import forks
 from tests.processes.certificates import Pki
@@ -66,15 +65,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Start the forkserver, before a test can start another one, and load torch."""
+    """In a process that runs tests: start its forkserver, before a test can start another one, and load torch.
+
+    A process that only controls others has no use for it, and they wait for its start.
+    """
+    if session.config.getoption("numprocesses", None):
+        return
     forks.start()
-    import torch  # noqa: PLC0415 - while the forkserver starts
+    import torch  # noqa: PLC0415 - see above
     import typer.testing  # noqa: PLC0415
 
-    from tests import statements  # noqa: PLC0415
+    from tests import statements  # noqa: PLC0415 - not in a process that only controls others
 
-    if session.config.option.workers:
-        forks.import_heavy()
     statements.share()
     # typer would read the signatures of all sixty commands again for each command line. A process has one.
     shared = functools.cache(typer.main.get_command)
@@ -151,7 +153,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture
 def tiny_model() -> nn.Module:
     """[n, 4] -> [n, 2], the same values every time; with float and integer buffers (BatchNorm)."""
-    import torch  # noqa: PLC0415 - after the forkserver's start
+    import torch  # noqa: PLC0415 - not in a process that only controls others
     from torch import nn  # noqa: PLC0415
 
     with torch.random.fork_rng(devices=[]):

@@ -68,6 +68,6 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _session(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that all workers have in common; without them, our own."""
+    """The folder that all workers of pytest-xdist have in common; without them, our own."""
     own = tmp_path_factory.getbasetemp()
-    return own.parent if own.name.startswith("worker-") else own
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own

@@ -1,7 +1,7 @@
 """Our programs in processes forked from one that has already imported torch and grpc.
 
 Each program runs from its `__main__` on in its own process, with its own environment, folder, files and signals. Only
-the imports, which take two to three seconds, are done once. All processes that run tests have one forkserver of the
+the imports, which take two to three seconds, are done once. Each process that runs tests has one forkserver of the
 standard library.
 """
 
@@ -43,7 +43,7 @@ def import_heavy() -> None:
 
 
 def start() -> None:
-    """Start the forkserver of this process and of those that it forks; it imports the modules in the background.
+    """Start this process's forkserver, which imports the modules in the background.
 
     It finds this module only from the repository's folder. If a test in another folder started it, grpc would be
     imported before the oldest TLS version is set, and no program could be forked.
@@ -51,17 +51,10 @@ def start() -> None:
     context()
     with chdir(ROOT):
         forkserver.ensure_running()
-    os.register_at_fork(after_in_child=_share)
-
-
-def _share() -> None:
-    """Use the parent's forkserver. Otherwise the standard library would wait for a process that is no child of ours."""
-    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
-    forkserver.ensure_running = lambda: None
 
 
 def context() -> ForkServerContext:
-    """The forkserver, with the preloaded modules."""
+    """The forkserver of this process, with the preloaded modules."""
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(["tests.processes.preloaded"])
     # Children inherit the forkserver's environment, and OpenMP reads its variables once.

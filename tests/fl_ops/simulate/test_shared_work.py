@@ -58,9 +58,7 @@ def written(folder: Path) -> tuple[list[Path], Layout]:
 
 def work(layout: Layout, engine: Here, processes: int, folder: Path) -> SharedWork:
     """For updates with this layout."""
-    server: Any = SimpleNamespace(
-        algorithm=SimpleNamespace(exchanges=[None]), shape=lambda _: UpdateShape.of(["delta"], layout, layout)
-    )
+    server: Any = SimpleNamespace(shapes=[UpdateShape.of(["delta"], layout, layout)])
     return SharedWork(server, engine, processes, folder)  # type: ignore[arg-type]
 
 
