@@ -142,8 +142,7 @@ class AssignmentExecutor:
         services, key = self._services, key_of(assignment.key)
         log.info("assignment", **key_fields(key), attempt=assignment.attempt, resources=len(assignment.resources))
         note_assigned(services.audit, assignment)
-        trainer = services.trainer_of(assignment)
-        with services.packages.using(trainer):
+        with services.packages.using(trainer := services.trainer_of(assignment)):
             await self._work_with(trainer, assignment)
 
     async def _work_with(self, trainer: Trainer, assignment: training_pb2.Assignment) -> None:
@@ -270,8 +269,7 @@ class AssignmentExecutor:
         note_evaluation(self._services.audit, assignment)
         check_evaluation(assignment)
         await self._services.policy.check_evaluation(assignment)
-        trainer = self._services.trainer_of(assignment)
-        with self._services.packages.using(trainer):
+        with self._services.packages.using(trainer := self._services.trainer_of(assignment)):
             await self._evaluate_with(trainer, assignment)
 
     async def _evaluate_with(self, trainer: Trainer, assignment: training_pb2.EvaluationAssignment) -> None:

@@ -169,6 +169,7 @@ class Packages:
         """Let the package that should run run, and no other of its name, as far as it is allowed."""
         running, digest = self._running.get(name), self._digest(name)
         loop = asyncio.get_running_loop()
+        self._drop_ready(name, digest)
         if loop.time() < self._failed.get((name, digest), 0.0):
             await self._end_unless_allowed(name)
             return
@@ -184,10 +185,12 @@ class Packages:
             folder = await asyncio.to_thread(self._held.install, manifest, self._policy.policy)
             trainer = await self._started(name, manifest, folder)
         except PackageRefused as error:
+            self._drop_ready(name)
             await self._end_unless_allowed(name, digest)
             self._told(name, pb.PackageRefusal(name=name, digest=digest, rule=error.rule, detail=str(error)))
         except (StateError, OSError, ClientError) as error:
             self._failed[name, digest] = loop.time() + AGAIN_S
+            self._drop_ready(name)
             await self._end_unless_allowed(name, digest)
             self._told(name, pb.PackageRefusal(name=name, digest=digest, rule="start", detail=str(error)))
         else:
@@ -208,15 +211,17 @@ class Packages:
         Raises StateError, OSError.
         """
         ready = self._ready.get(name)
-        if ready is not None and ready.package.digest != manifest.digest:
-            self._ready.pop(name).close()
-            ready = None
         if ready is None and not self._at_work[self._running.get(name)]:
             package = Installed(manifest.digest, manifest.title, folder, self._numbers[name])
             ready = await asyncio.to_thread(PackageTrainer, self._config, package, self._device())
             self._ready[name] = ready
             await asyncio.to_thread(self._held.set_current, manifest)
         return ready
+
+    def _drop_ready(self, name: str, wanted: str = "") -> None:
+        """End the process that waits to take the place of the one that works, unless it is of the wanted package."""
+        if name in self._ready and self._ready[name].package.digest != wanted:
+            self._ready.pop(name).close()
 
     async def _use_none(self, name: str) -> None:
         """The coordinator has taken back the only package of a name, or has none."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -116,20 +116,9 @@ class Engine:
         """The model of the task, for evaluations."""
         check_private_model(config, self.layout)
         check_secure_model(config, self.layout)
-        self.shapes = self._shapes_of_updates()
+        shape_of = partial(UpdateShape.of_exchange, self.layout, self._trainable_layout, self.snapshots.state_layout)
+        self.shapes = [shape_of(each).encoded_as(update_encoding(config)) for each in self.algorithm.exchanges]
         """The payloads of an update, by exchange."""
-
-    def _shapes_of_updates(self) -> list[UpdateShape]:
-        """The update of each exchange."""
-        return [
-            UpdateShape.of(
-                exchange.payloads,
-                self.layout,
-                self._trainable_layout,
-                {payload: self.snapshots.state_layout for payload, rule in exchange.computed.items() if rule.wide},
-            ).encoded_as(update_encoding(self.config))
-            for exchange in self.algorithm.exchanges
-        ]
 
     def first(self) -> Snapshot:
         """The state before round 0. Raises InvalidInput if the file of `initial_model` does not fit."""

@@ -246,6 +246,12 @@ class UpdateShape:
             base += layout.size_bytes
         return UpdateShape(tuple(shapes))
 
+    @staticmethod
+    def of_exchange(model: Layout, trainable: Layout, state: Layout, exchange: fl.Exchange) -> UpdateShape:
+        """The update of an exchange. state: the layout of payloads whose rule is wide."""
+        wide = {payload: state for payload, rule in exchange.computed.items() if rule.wide}
+        return UpdateShape.of(exchange.payloads, model, trainable, wide)
+
     def encoded_as(self, encoding: EncodingSpec) -> UpdateShape:
         """The same update in an encoding; some payloads stay plain (`EncodingSpec.of_payload`)."""
         shapes: list[PayloadShape] = []

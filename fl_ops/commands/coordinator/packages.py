@@ -12,7 +12,7 @@ from fl_common.command_help import Group, examples
 from fl_common.packages import PackageRefused, pack, unpack
 from fl_common.settings import SettingsError
 from fl_common.signatures import read_key
-from fl_ops.commands.coordinator.releases import Reason, Stage, StageFlags, Version, share_of
+from fl_ops.commands.coordinator.releases import Reason, Stage, StageFlags, Version, begin_stage, share_of, take_back
 from fl_ops.commands.options import Context, admin_command, command
 from fl_ops.errors import UsageError
 from fl_ops.render import output
@@ -111,18 +111,11 @@ def show(context: Context, name: Name, version: Version = 0) -> None:
 @admin_command
 def advance(context: Context, name: Name, stage: Stage = None) -> None:
     """Send the newest version to more devices."""
-    share = None if stage is None else share_of(stage, "--stage")
-    with context.connect() as client:
-        request = admin_pb2.AdvanceReleaseRequest(model=name, share=share, kind=KIND)
-        release = client.call(request, admin_pb2.AdvanceReleaseResponse).release
-    output.show(release, lambda: release_details(release), context.as_json)
+    begin_stage(context, KIND, name, stage)
 
 
 @app.command(**examples("fl packages rollback wounds --reason 'too slow on old cameras'"))
 @admin_command
 def rollback(context: Context, name: Name, reason: Reason = "", version: Version = 0) -> None:
     """Take a version back: its devices use the one before it."""
-    with context.connect() as client:
-        request = admin_pb2.RollBackReleaseRequest(model=name, version=version, reason=reason, kind=KIND)
-        release = client.call(request, admin_pb2.RollBackReleaseResponse).release
-    output.show(release, lambda: release_details(release), context.as_json)
+    take_back(context, KIND, name, version, reason)

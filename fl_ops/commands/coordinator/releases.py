@@ -237,9 +237,14 @@ def show(context: Context, model: Name, version: Version = 0) -> None:
 @admin_command
 def advance(context: Context, model: Name, stage: Stage = None) -> None:
     """Send the newest version to more devices."""
+    begin_stage(context, "model", model, stage)
+
+
+def begin_stage(context: Context, kind: str, name: str, stage: str | None) -> None:
+    """Begin a stage of the newest version of a model or package, and show it. Raises UsageError."""
     share = None if stage is None else share_of(stage, "--stage")
     with context.connect() as client:
-        request = admin_pb2.AdvanceReleaseRequest(model=model, share=share)
+        request = admin_pb2.AdvanceReleaseRequest(kind=kind, model=name, share=share)
         release = client.call(request, admin_pb2.AdvanceReleaseResponse).release
     output.show(release, lambda: release_details(release), context.as_json)
 
@@ -248,8 +253,13 @@ def advance(context: Context, model: Name, stage: Stage = None) -> None:
 @admin_command
 def rollback(context: Context, model: Name, reason: Reason = "", version: Version = 0) -> None:
     """Take a version back: its devices use the one before it."""
+    take_back(context, "model", model, version, reason)
+
+
+def take_back(context: Context, kind: str, name: str, version: int, reason: str) -> None:
+    """Take a version of a model or package back, and show it."""
     with context.connect() as client:
-        request = admin_pb2.RollBackReleaseRequest(model=model, version=version, reason=reason)
+        request = admin_pb2.RollBackReleaseRequest(kind=kind, model=name, version=version, reason=reason)
         release = client.call(request, admin_pb2.RollBackReleaseResponse).release
     output.show(release, lambda: release_details(release), context.as_json)
 
