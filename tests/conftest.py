@@ -6,10 +6,13 @@ import functools
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from itertools import zip_longest
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,19 +62,31 @@ WAITING = ("deterministic", "docs", "hostile", "integration", "chaos", "monitori
 """Folders with long tests, most of which wait for processes; the folder with the longest of all is first."""
 
 
+TEMPORARY = "IMPETUS_TESTS_TMPDIR"
+"""Environment variable of all processes of a run of the tests: the folder for temporary files of this machine."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples a property gets that names no number: fewer without the slow tests."""
+    """Choose how many examples a property gets that names no number: fewer without the slow tests.
+
+    Make the folder for temporary files, of which killed programs leave many. It is removed last of all, and the folders
+    of failed tests are elsewhere.
+    """
     settings.load_profile("short" if config.getoption("markexpr") == "not slow" else "all")
+    if TEMPORARY not in os.environ:
+        os.environ[TEMPORARY] = os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-")
+        Finalize(None, shutil.rmtree, (tempfile.tempdir, True), exitpriority=-1000)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """In a process that runs tests: start its forkserver, before a test can start another one, and load torch.
+    """Start the forkserver, before a test can start another one. In a process that runs tests: load torch, too.
 
     A process that only controls others has no use for it, and they wait for its start.
     """
+    forks.start()
     if session.config.getoption("numprocesses", None):
         return
-    forks.start()
     import torch  # noqa: PLC0415 - see above
     import typer.testing  # noqa: PLC0415
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--who", "server", "--every", "60", "--abandoned"),
+        ("--who", "server", "--every", "120", "--abandoned"),
         *(
             pytest.param(arguments, marks=pytest.mark.slow)
             for arguments in (

@@ -7,7 +7,7 @@ import pytest
 from tests.deterministic.core_objects import ObjectRules
 from tests.deterministic.replaced_life import Rules, live_replaced
 
-SEEDS, MANY = 200, 10_000
+SEEDS, MANY = 100, 10_000
 PLANTED = {
     "no write checks the epoch": Rules(checks=False),
     "a takeover keeps the epoch": Rules(counts=False),

@@ -1,7 +1,7 @@
 """Our programs in processes forked from one that has already imported torch and grpc.
 
 Each program runs from its `__main__` on in its own process, with its own environment, folder, files and signals. Only
-the imports, which take two to three seconds, are done once. Each process that runs tests has one forkserver of the
+the imports, which take two to three seconds, are done once. All processes that run tests share one forkserver of the
 standard library.
 """
 
@@ -18,9 +18,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import chdir, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 from fl_common.certificates.tls_version import set_oldest_tls
 
@@ -35,6 +36,10 @@ torch's compiler is for the steps of DP-SGD and for optimizers of torch; the oth
 """
 
 
+SHARED = "IMPETUS_TESTS_FORKSERVER"
+"""Environment variable with the socket of the forkserver."""
+
+
 def import_heavy() -> None:
     """Import them for all processes that are forked from this one."""
     for name in HEAVY:
@@ -43,14 +48,22 @@ def import_heavy() -> None:
 
 
 def start() -> None:
-    """Start this process's forkserver, which imports the modules in the background.
+    """Start the forkserver of this process and of the test processes that it starts, or use that of their parent.
 
+    It imports the modules in the background.
     It finds this module only from the repository's folder. If a test in another folder started it, grpc would be
     imported before the oldest TLS version is set, and no program could be forked.
     """
     context()
+    server: Any = forkserver._forkserver  # the standard library shares it with children of its own alone
+    if address := os.environ.get(SHARED):
+        server._forkserver_address = address
+        server._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)  # it ends with the process that started it
+        server.ensure_running = resource_tracker.ensure_running
+        return
     with chdir(ROOT):
         forkserver.ensure_running()
+    os.environ[SHARED] = server._forkserver_address
 
 
 def context() -> ForkServerContext:

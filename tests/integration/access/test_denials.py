@@ -13,6 +13,7 @@ import pytest
 
 from fl_ops.admin.settings import Certificates
 from protos.fl.v1 import admin_pb2, coordinator_pb2, coordinator_pb2_grpc
+from tests.marks import slow_except
 from tests.processes.certificates import Pki, credentials
 from tests.processes.federation import SecureCoordinator
 from tests.processes.process import ROOT, TIMEOUT_S, Workspace
@@ -83,7 +84,7 @@ def audited(server: SecureCoordinator) -> list[str]:
     return sorted(row.subject for row in rows if row.method == "denial_restored")
 
 
-@pytest.mark.parametrize("volume", ["kept", "lost"])
+@pytest.mark.parametrize("volume", slow_except(["kept", "lost"], "lost"))
 def test_a_restore_keeps_revocations_and_bans_of_after_the_backup(restored: Restored, volume: str) -> None:
     """From the list that was kept beside the backup, whether the volume has its own or not; the audit log has rows."""
     if volume == "lost":

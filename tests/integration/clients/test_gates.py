@@ -61,6 +61,7 @@ def fleet(gated: GatedFleet) -> Iterator[GatedFleet]:
     gated.release()
 
 
+@pytest.mark.slow  # the tests below: another device takes over, and the reason is told
 def test_a_run_continues_without_a_device_on_battery(fleet: GatedFleet) -> None:
     """The third is unplugged in the first round. The other two do all rounds, and operators see the reason."""
     fleet.hold()

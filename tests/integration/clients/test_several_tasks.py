@@ -89,6 +89,7 @@ def test_a_run_never_goes_on_with_the_state_of_other_data(fleet: SeveralTasks) -
     assert daemon.events("data_changed", run="moved", before="west", now="east")
 
 
+@pytest.mark.slow  # accounts of two data sets: fl_client/privacy; of one, networked: test_private_runs
 def test_accounts_of_privacy_are_kept_by_data(fleet: SeveralTasks, capsys: pytest.CaptureFixture[str]) -> None:
     """A private run charges its own data on each device, durably, and no other; the owner sees both accounts."""
     privacy = {"unit": "record", "noise_multiplier": 1.5, "clip": 0.5, "delta": 1e-5}

@@ -145,6 +145,7 @@ def test_a_hanging_step_fails_its_run_and_delays_no_end(fleet: Fleet) -> None:
     server.serve()
 
 
+@pytest.mark.slow  # the test above: a hanging step delays no end
 def test_an_endless_loop_is_ended_and_a_step_at_the_end_is_repeated(fleet: Fleet) -> None:
     """A coordinator that is told to end while a reducer loops ends in its grace; the next one computes the round."""
     server = fleet.server

@@ -116,6 +116,7 @@ def test_the_first_arrivals_close_an_over_selected_round(fleet: Fleet) -> None:
     assert fleet["edge-1"].logged("cancelled", run=run, round=0)["reason"] == "REFUSAL_REASON_NOT_NEEDED"
 
 
+@pytest.mark.slow  # fl_server/run/test_client_shares has this without processes
 def test_a_client_that_is_always_slowest_is_named(fleet: Fleet) -> None:
     """Three are drawn for two, and edge-1 never comes first: one line of the history, `fl run show`, and a metric."""
     fleet["edge-1"].hold.touch()
@@ -128,6 +129,7 @@ def test_a_client_that_is_always_slowest_is_named(fleet: Fleet) -> None:
     assert "client_below_due" in server.history(run)
 
 
+@pytest.mark.slow  # runs/test_simulation has such a run with the simulated cohorts
 def test_bernoulli_sampling_draws_by_the_seed(fleet: Fleet) -> None:
     """Each round's cohort has the size that seed, round and roster give, and a second run has the same models."""
     server, section = fleet.server, {"sampling": "bernoulli", "rate": 0.6}

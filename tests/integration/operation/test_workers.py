@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from protos.fl.v1 import training_pb2
+from tests.marks import slow_except
 from tests.processes.federation import Coordinator, Fleet
 from tests.processes.pods import is_ready
 from tests.processes.process import Process, Workspace, eventually
@@ -49,7 +50,7 @@ def started(fleet: Fleet, workspace: Workspace, name: str, count: int = 1) -> li
     return [Worker(workspace, fleet.server, f"{name}-{number}").serve() for number in range(count)]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", slow_except([1, 2, 4], 2))
 def test_models_are_those_of_one_process(
     fleet: Fleet, workspace: Workspace, undisturbed: list[str], count: int
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_killed_coordinator_continues_with_its_workers(
     worker.logged("attached", 2)
 
 
+@pytest.mark.slow  # the two tests above kill the worker, and the coordinator
 def test_everything_is_killed(fleet: Fleet, workspace: Workspace, undisturbed: list[str]) -> None:
     """Coordinator, worker and daemons start again into the same round with the update that was admitted."""
     (worker,) = started(fleet, workspace, "all")

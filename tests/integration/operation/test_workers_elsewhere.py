@@ -41,6 +41,7 @@ def elsewhere(fleet: Fleet, workspace: Workspace, name: str) -> Worker:
     return Worker(workspace, fleet.server, name, {"state_dir": str(workspace.folder / f"{name}-state")}).serve()
 
 
+@pytest.mark.slow  # the test below has the same bits after a kill
 def test_models_are_those_of_one_process(fleet: Fleet, workspace: Workspace, undisturbed: list[str]) -> None:
     """The coordinator reads the updates from the store, and removes what the workers put there."""
     workers = [elsewhere(fleet, workspace, f"away-{number}") for number in range(2)]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.marks import slow_except
 from tests.processes.federation import Fleet
 from tests.processes.process import HERE
 from tests.processes.simulated import check_replay, simulated_digests
@@ -18,7 +17,8 @@ PROXSKIP: dict[str, Any] = {"algorithm": {"name": "proxskip", "parameters": {"p"
 """Rounds of random lengths with states on the clients, whose sum is zero."""
 
 
-@pytest.mark.parametrize("algorithm", slow_except([FEDCM, FEDAVG], FEDCM), ids=["fedcm", "fedavg"])
+@pytest.mark.slow  # runs that are killed, simulated or replayed below have the same bits, too
+@pytest.mark.parametrize("algorithm", [FEDCM, FEDAVG], ids=["fedcm", "fedavg"])
 def test_a_run_repeats_itself(fleet: Fleet, algorithm: dict[str, Any]) -> None:
     """Two runs with the same settings and seed have the same model after every round. Another seed differs."""
     server, name = fleet.server, algorithm["name"]
@@ -65,7 +65,7 @@ def kill_at(fleet: Fleet, run: str, event: str, detail: str) -> None:
     [
         pytest.param("committed", "", id="between-rounds", marks=pytest.mark.slow),
         pytest.param("phase", "collecting", id="drawn", marks=pytest.mark.slow),
-        pytest.param("admitted", "edge-", id="one-admitted"),
+        pytest.param("admitted", "edge-", id="one-admitted", marks=pytest.mark.slow),  # the half-delivered run below
         pytest.param("phase", "stepping", id="stepping", marks=pytest.mark.slow),
         pytest.param("phase", "committing", id="committing"),
     ],
@@ -81,6 +81,7 @@ def test_a_killed_coordinator_ends_with_the_same_models(
     assert all(summary.seconds > 0 for summary in fleet.server.rounds(run))
 
 
+@pytest.mark.slow  # test_several_tasks kills both processes of a run with states
 def test_a_run_that_skips_at_random_keeps_its_bits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon is killed in the first round, the coordinator in the second: the models of simulation and replay.
 
@@ -99,6 +100,7 @@ def test_a_run_that_skips_at_random_keeps_its_bits(fleet: Fleet, monkeypatch: py
     check_replay(fleet.server, "skipping")
 
 
+@pytest.mark.slow  # test_secure_aggregation kills a run with privacy of clients, too
 def test_a_private_run_keeps_its_bits(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The coordinator is killed in a step: cohorts and noise are those of the simulation and the replay."""
     monkeypatch.syspath_prepend(HERE)

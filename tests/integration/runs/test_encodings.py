@@ -53,7 +53,7 @@ def _task_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(HERE)
 
 
-@pytest.mark.parametrize("name", slow_except(RUNS, "int8-scaffold", "topk"))
+@pytest.mark.parametrize("name", slow_except(RUNS, "int8-scaffold"))
 def test_simulation_run_and_replay_have_the_same_bits(fleet: Fleet, name: str) -> None:
     """Models, metrics and losses; other models than those of a plain run, and fewer bytes."""
     sections = {**RUNS[name], "stop": {"rounds": 3}}
@@ -78,7 +78,8 @@ def test_fewer_bytes_travel(fleet: Fleet) -> None:
     assert few.bytes_down < 0.55 * plain.bytes_down
 
 
-@pytest.mark.parametrize("name", slow_except(["int8-scaffold", "eden", "reference-scaffold", "topk"], "eden"))
+@pytest.mark.slow  # the test below kills both processes
+@pytest.mark.parametrize("name", ["int8-scaffold", "eden", "reference-scaffold", "topk"])
 def test_a_killed_coordinator_ends_with_the_same_models(fleet: Fleet, name: str) -> None:
     """SIGKILL after the first receipt of a round: the encoded update is kept, and not trained again."""
     run = f"killed-{name}"
@@ -133,7 +134,8 @@ def test_differences_are_fewer_bytes_of_the_same_run(fleet: Fleet) -> None:
     assert not any(daemon.events("difference_not_used") for daemon in fleet.daemons.values())
 
 
-@pytest.mark.parametrize("killed", slow_except(["server", "edge-1"], "server"))
+@pytest.mark.slow  # kills with encodings are above, and differences that are not used in fl_client/connection/bundles
+@pytest.mark.parametrize("killed", ["server", "edge-1"])
 def test_a_kill_after_a_difference_ends_with_the_same_models(fleet: Fleet, killed: str) -> None:
     """SIGKILL in the second round, whose bundles all clients fetched as differences. What is lost is fetched whole."""
     run, server = f"fewer-{killed}", fleet.server

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import SimulationConfig, SimulationSection
 from fl_ops.simulate.simulation import Simulation
@@ -32,6 +34,7 @@ def simulated(root: str) -> list[tuple[str, dict[str, float]]]:
         return [(done.digest or "", dict(done.metrics)) for done in simulation.rounds()]
 
 
+@pytest.mark.slow  # test_simulation has this claim for other tasks
 def test_a_run_of_devices_with_a_writer_each_is_the_simulated_one(workspace: Workspace) -> None:
     """Shards by the index of a natural partition and by the writer's name give the models of one client a writer."""
     root = write_femnist(workspace.folder / "leaf")

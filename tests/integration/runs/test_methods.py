@@ -11,7 +11,7 @@ from tests.marks import slow_except
 from tests.processes.federation import Fleet
 
 
-@pytest.mark.parametrize("name", slow_except(fl.names(), "fedavg", "fedcm", "scaffold", "mime"))
+@pytest.mark.parametrize("name", slow_except(fl.names(), "fedavg"))
 def test_a_run_can_use_the_method(fleet: Fleet, name: str) -> None:
     """Two rounds are committed, and each moves the model."""
     run = fleet.server.create(f"with-{name}", algorithm={"name": name}, stop={"rounds": 2}, population=3)

@@ -64,7 +64,7 @@ def fleet(module_fleet: PersonalFleet, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield fleet
 
 
-@pytest.mark.parametrize("method", slow_except(METHODS, "fedcm", "scaffold"))
+@pytest.mark.parametrize("method", slow_except(METHODS, "fedcm"))
 def test_a_networked_run_is_the_simulated_run(fleet: PersonalFleet, method: str) -> None:
     """Models, and evaluations with and without the personal values, are equal for a head and for norms with buffers."""
     sections = {**SECTIONS, **METHODS[method]}

@@ -69,11 +69,21 @@ def received(metrics: Mapping[str, float]) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("algorithm", "local", "section"),
     [
-        ({"name": "fedcm", "parameters": {"weights": "examples"}}, UNEQUAL, {"min_steps": 1, "max_examples": 40}),
-        ({"name": "scaffold", "parameters": {"option": "I"}}, UNEQUAL, {"clips": {"variate_change": 5.0}}),
-        ({"name": "feddyn"}, {**UNEQUAL, "continue_data": True}, {}),
+        pytest.param(
+            {"name": "fedcm", "parameters": {"weights": "examples"}},
+            UNEQUAL,
+            {"min_steps": 1, "max_examples": 40},
+            id="fedcm",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"name": "scaffold", "parameters": {"option": "I"}},
+            UNEQUAL,
+            {"clips": {"variate_change": 5.0}},
+            id="scaffold",
+        ),
+        pytest.param({"name": "feddyn"}, {**UNEQUAL, "continue_data": True}, {}, id="personal", marks=pytest.mark.slow),
     ],
-    ids=["fedcm", "scaffold", "personal"],
 )
 def test_several_payloads_in_one_masked_update(
     fleet: SecureFleet, algorithm: dict[str, Any], local: dict[str, Any], section: dict[str, Any]
@@ -105,12 +115,15 @@ def test_several_payloads_in_one_masked_update(
     check_replay(fleet.server, run, clients=SIZE, task=SECURE["task"])
 
 
+MEASURED: dict[str, Any] = {**SECURE, "evaluation": {"clients_every": 2}, "stop": {"rounds": 3}}
+
+
 def test_losses_and_evaluations_are_sums(fleet: SecureFleet) -> None:
     """The loss of every round, and what its clients measured of the model that they got: as in a simulation.
 
-    No answer of a single client is kept. A site that shares no evaluations takes no part in these sums.
+    No answer of a single client is kept.
     """
-    sections = {**SECURE, "evaluation": {"clients_every": 2}, "stop": {"rounds": 3}}
+    sections = MEASURED
     run = fleet.server.create("measured", **sections)
     fleet.server.completed(run)
     simulated = simulated_rounds("measured", clients=SIZE, **sections)
@@ -126,6 +139,11 @@ def test_losses_and_evaluations_are_sums(fleet: SecureFleet) -> None:
         assert database.execute("SELECT count(*) FROM client_evaluations").fetchone() == (0,)
         alone = "SELECT count(*) FROM updates WHERE training_loss IS NOT NULL OR num_examples > 1 OR num_steps > 1"
         assert database.execute(alone).fetchone() == (0,)
+
+
+@pytest.mark.slow  # tests/fl_client has a policy that shares no evaluations
+def test_a_site_that_shares_no_evaluations_takes_no_part_in_sums(fleet: SecureFleet) -> None:
+    """The sum of the others' evaluations is made without it."""
     private = fleet.daemons["edge-3"]
     private.terminate()
     policy = fleet.workspace.folder / "policy.toml"
@@ -133,7 +151,7 @@ def test_losses_and_evaluations_are_sums(fleet: SecureFleet) -> None:
     private.configure(policy=str(policy))
     private.start()
     fleet.until_all_present()
-    run = fleet.server.create("measured-without-one", **sections)
+    run = fleet.server.create("measured-without-one", **MEASURED)
     fleet.server.completed(run)
     assert fleet.server.rounds(run)[2].metrics["clients_received_evaluated"] == SIZE - 1
     private.terminate()

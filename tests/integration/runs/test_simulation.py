@@ -44,7 +44,7 @@ def over_the_wire(server: Coordinator, name: str) -> list[Round]:
     return [(done.model_digest, dict(done.metrics), done.training_loss) for done in server.rounds(name)]
 
 
-@pytest.mark.parametrize("method", slow_except(fl.names(), "fedavg", "fedcm", "scaffold", "mime"))
+@pytest.mark.parametrize("method", slow_except(fl.names(), "fedcm", "scaffold", "mime"))
 def test_a_simulated_run_is_the_networked_run(fleet: Fleet, method: str) -> None:
     """Models and numbers are equal for every method, because both use the same code."""
     population = 3 if fl.build(method).needs_population else 0
@@ -89,7 +89,9 @@ def test_a_simulated_run_is_the_networked_run(fleet: Fleet, method: str) -> None
             {"stop": {"patience": 1, "metric": "accuracy", "rounds": 20}}, id="no-improvement", marks=pytest.mark.slow
         ),
         pytest.param({"round": {"clients_per_round": 3, "quorum": 3, "reducer": "median"}}, id="median"),
-        pytest.param({"algorithm": {"name": "mime"}, "stop": {"rounds": 6}}, id="limits-by-default"),
+        pytest.param(
+            {"algorithm": {"name": "mime"}, "stop": {"rounds": 6}}, id="limits-by-default", marks=pytest.mark.slow
+        ),
         pytest.param(
             {"algorithm": {"name": "fedavg"}, "round": {"clients_per_round": 3, "max_client_share": 0.3}}, id="shares"
         ),
@@ -104,6 +106,7 @@ def test_simulated_and_networked_runs_agree_with_other_settings(
     assert simulated(name, **sections) == over_the_wire(fleet.server, name)
 
 
+@pytest.mark.slow  # other clips are simulated above and replayed in test_encodings
 def test_a_limit_relative_to_earlier_norms_is_simulated_and_replayed(fleet: Fleet) -> None:
     """The clip factors depend on earlier rounds. They are equal in run, simulation and replay, and some are below 1."""
     plain = {"clients_per_round": 3}

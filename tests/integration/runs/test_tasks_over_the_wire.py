@@ -159,6 +159,7 @@ def test_a_round_that_is_not_kept_cannot_be_exported(fleet: Fleet, tmp_path: Pat
     assert not (tmp_path / "x.safetensors").exists()
 
 
+@pytest.mark.slow  # test_simulation has a model with batch norm
 def test_a_model_with_batchnorm_goes_over_the_wire(workspace: Workspace, server: Coordinator, tmp_path: Path) -> None:
     """Floating buffers are averaged, batch counts take the maximum, and a second run has the same bits."""
     for index in range(2):

@@ -41,7 +41,7 @@ def fleet_with_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         yield fleet
 
 
-@pytest.mark.parametrize("name", slow_except(RUNS, "encoded", "reference"))
+@pytest.mark.parametrize("name", slow_except(RUNS, "encoded"))
 def test_every_form_of_update_has_the_simulated_bits(fleet_with_workers: Fleet, name: str) -> None:
     """Norms, clip factors and models are the same."""
     sections = {**RUNS[name], "stop": {"rounds": 2}}
@@ -49,6 +49,7 @@ def test_every_form_of_update_has_the_simulated_bits(fleet_with_workers: Fleet, 
     assert fleet_with_workers.server.digests(run) == simulated_digests(run, **sections)
 
 
+@pytest.mark.slow  # test_simulation has buffers without workers
 def test_buffers_have_the_simulated_bits(tmp_path: Path) -> None:
     """A worker sends the values of the buffers, which the coordinator checks."""
     options = {"model": "batchnorm"}
