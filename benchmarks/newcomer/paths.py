@@ -33,7 +33,8 @@ def own(template: str, wheel: Path) -> Way:
         f"Impetus, {template}",
         [
             *_ENVIRONMENT,
-            f"pip install {wanted}",
+            "pip install uv",
+            f"uv pip install {wanted}",
             f"fl new my_task --template {template}",
             "cd my_task",
             "fl task check my_task.task:MyTask --folder data/site-0 --folder data/site-1",

@@ -31,7 +31,7 @@ class Walked:
     commands: int
     minutes: float
     installing_minutes: float
-    """Of these, in `python3 -m venv` and `pip`. Flower installs once more in `flwr run`."""
+    """Of these, in `python3 -m venv`, `pip` and `uv pip`. Flower installs once more in `flwr run`."""
     seconds: dict[str, float]
     """By command, on the clock."""
     processor_s: float
@@ -83,7 +83,7 @@ def walk(way: Way, python: Path) -> Walked:
 
 
 def _installs(command: str) -> bool:
-    return command.startswith(("pip ", "python3 -m venv"))
+    return command.startswith(("pip ", "uv pip ", "python3 -m venv"))
 
 
 def _end_what_is_left(home: Path) -> None:
