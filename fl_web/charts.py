@@ -6,13 +6,14 @@ A chart has the same numbers as the table beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from fl_common.units import ACCURACY
-from fl_web.facts.rounds import Round
+from fl_web.facts.rounds import Round, is_of_clients, seconds_of
 from fl_web.facts.words import counts
+from protos.fl.v1 import admin_pb2 as pb
 
 MOST_POINTS = 2000
 """The most points of a curve in a chart: more than a screen has columns."""
@@ -79,6 +80,11 @@ class Series:
         values = getattr(of, self.field)
         number: float | None = values if self.name is None else values.get(self.name, self.other if values else None)
         return number
+
+    def breaks(self, rounds: Sequence[Round], run: pb.RunStatus) -> list[int]:
+        """Where its curve is interrupted, as `breaks` of all committed rounds of the run."""
+        every = evaluated_every(run, self.name or "") if self.field == "metrics" else 1
+        return breaks(((row.round, self.value(row)) for row in rounds), every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +195,50 @@ def position(of: Round, created: float) -> dict[str, float]:
     }
 
 
-def chart_json(chart: Chart, rounds: Sequence[Round], created: float) -> dict[str, Any]:
-    """A chart for the browser: values by series, null where a round has none."""
-    kept = chart.rounds(rounds)
+def evaluated_every(run: pb.RunStatus, metric: str) -> int:
+    """How many rounds lie between two values of a metric."""
+    evaluation = run.spec.evaluation
+    return (evaluation.clients_every if is_of_clients(metric) else evaluation.every) or 1
+
+
+def breaks(values: Iterable[tuple[int, float | None]], every: int) -> list[int]:
+    """Where a curve is interrupted: positions on the axis of rounds after which no line leads to the next point.
+
+    Between them a value is not finite, or is missing: the two lie more than `every` rounds apart.
+    """
+    found: list[int] = []
+    last, lost = None, False
+    for number, value in values:
+        if value is None:
+            continue
+        if not math.isfinite(value):
+            lost = True
+            continue
+        if last is not None and (lost or number - last > every):
+            found.append(last + 1)
+        last, lost = number, False
+    return found
+
+
+def chart_json(
+    chart: Chart, rounds: Sequence[Round], run: pb.RunStatus, shown: Sequence[Round] | None = None
+) -> dict[str, Any]:
+    """A chart for the browser: values by series, null where a round has none, and where the curve is interrupted.
+
+    rounds: all that are committed. shown: those that the browser gets; None for all.
+    """
+    kept, created = chart.rounds(rounds if shown is None else shown), seconds_of(run.created)
     return {
         "key": chart.key,
         "unit": chart.unit,
         "x": [position(row, created) for row in kept],
         "series": [
-            {"key": series.key, "title": series.title, "values": [finite(series.value(of)) for of in kept]}
+            {
+                "key": series.key,
+                "title": series.title,
+                "values": [finite(series.value(of)) for of in kept],
+                "breaks": series.breaks(rounds, run),
+            }
             for series in chart.series
         ],
     }

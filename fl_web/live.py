@@ -73,7 +73,7 @@ class CurveUpdates:
         ]
         if not changed and marks == self._marks:
             return None
-        charts = [chart_json(chart, changed, context["created"]) for chart in context["charts"]]
+        charts = [chart_json(chart, rounds, context["run"], changed) for chart in context["charts"]]
         return {"charts": charts, "marks": context["marks"]}
 
 

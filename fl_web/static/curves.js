@@ -56,7 +56,7 @@ export class RunCurves {
       if (!chart) continue;
       if (!this.plots.has(element)) this.plots.set(element, new Plot(element, HEIGHT));
       const series = chart.series.map((each) => ({
-        title: each.title, unit: chart.unit,
+        title: each.title, unit: chart.unit, breaks: each.breaks,
         points: chart.x.map((x, index) => ({ ...x, value: each.values[index] })).filter((point) => point.value !== null),
       }));
       this.plots.get(element).show(series, this.axis, this.marks);
@@ -74,6 +74,7 @@ function merge(known, more) {
     known.x.splice(at, replaces, x);
     known.series.forEach((each, position) => each.values.splice(at, replaces, more.series[position].values[index]));
   });
+  known.series.forEach((each, position) => { each.breaks = more.series[position].breaks; });
 }
 
 export class CompareCurves {
@@ -88,7 +89,7 @@ export class CompareCurves {
     if (!response.ok) return;
     const content = await response.json();
     const series = content.curves.map((curve) => ({
-      title: curve.run, unit: content.unit,
+      title: curve.run, unit: content.unit, breaks: curve.breaks,
       points: curve.x.map((x, index) => ({ ...x, value: curve.values[index] })).filter((point) => point.value !== null),
     }));
     this.plot.show(series, this.figure.dataset.axis);

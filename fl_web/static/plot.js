@@ -8,7 +8,7 @@ const BYTES = Array.from({ length: 52 }, (_, power) => 2 ** power);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export class Plot {
-  // series: [{title, unit, points: [{rounds, bytes, time, value}]}], each with own points.
+  // series: [{title, unit, points: [{rounds, bytes, time, value}], breaks: [round]}], each with own points.
   constructor(element, height) {
     this.element = element;
     this.height = height;
@@ -73,11 +73,22 @@ export class Plot {
         axis((_, splits) => splits.map((v) => tick(v, unit)), { size: 62, space: 34, incrs: unit === "bytes" ? BYTES : undefined }),
       ],
       series: [{}, ...this.series.map((each, index) => ({
-        label: each.title, stroke: () => colour(`--series-${(index % 8) + 1}`), width: 1.6, spanGaps: true,
+        label: each.title, stroke: () => colour(`--series-${(index % 8) + 1}`), width: 1.6,
+        gaps: (chart, position) => this.gaps(chart, position - 1),
         points: { show: each.points.length < 40, size: 4 },
       }))],
       hooks: { draw: [(chart) => this.drawMarks(chart)], setCursor: [(chart) => this.values(chart.cursor.idx)] },
     };
+  }
+
+  // Where no line is drawn, in pixels: from the last point before each break to the next one.
+  gaps(chart, position) {
+    const { points, breaks } = this.series[position], found = [];
+    for (const round of breaks) {
+      const next = points.findIndex((point) => point.rounds > round);
+      if (next > 0) found.push([next - 1, next].map((index) => chart.valToPos(points[index][this.axis], "x", true)));
+    }
+    return found;
   }
 
   drawMarks(chart) {
@@ -133,7 +144,7 @@ function aligned(series, axis) {
   const xs = [...positions].sort((left, right) => left - right);
   const columns = series.map((each) => {
     const by = new Map(each.points.map((point) => [point[axis], point.value]));
-    return xs.map((x) => by.get(x) ?? null);
+    return xs.map((x) => by.get(x));  // undefined: the line goes on to the next value
   });
   return [xs, ...columns];
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_common.units import ACCURACY, base_metric
-from fl_web.charts import AXES, finite, metric_names, position, thinned
+from fl_web.charts import AXES, breaks, evaluated_every, finite, metric_names, position, thinned
 from fl_web.coordinator.calls import WrongInput
 from fl_web.coordinator.reader import Reader, RunsWanted
 from fl_web.facts.rounds import Round, seconds_of
@@ -43,6 +43,12 @@ class Compared:
         with_value = [row for row in self.rounds if self.value(row) is not None]
         kept = thinned([float(row.round) for row in with_value], [self.value(row) or 0.0 for row in with_value], most)
         return [with_value[index] for index in kept]
+
+    @property
+    def breaks(self) -> list[int]:
+        """Where the curve is interrupted."""
+        every = 1 if self.metric == "training_loss" else evaluated_every(self.run, self.metric)
+        return breaks(((row.round, self.value(row)) for row in self.rounds), every)
 
     @property
     def best(self) -> Round | None:
@@ -113,6 +119,7 @@ def compare_json(runs: list[Compared], most: int) -> dict[str, Any]:
             "run": run.run.run_id,
             "x": [run.position(of) for of in kept],
             "values": [finite(run.value(of)) for of in kept],
+            "breaks": run.breaks,
         })  # fmt: skip
     unit = "share" if runs and base_metric(runs[0].metric) == ACCURACY else "number"
     return {"unit": unit, "curves": curves}

@@ -30,7 +30,7 @@ async def curves(reader: Reader, params: Params) -> Response:
     created = seconds_of(run.created)
     events = mark_events(await reader.marked_entries(run_id, history))
     marked = marks(rounds, created, events)[-_MOST_MARKS:]
-    charts = [chart_json(chart, rounds, created) for chart in present_charts(rounds)]
+    charts = [chart_json(chart, rounds, run) for chart in present_charts(rounds)]
     return JSONResponse({"charts": charts, "marks": marked})
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,18 @@ LONG_NAME = """(() => {
     return row.lastElementChild.clientWidth;
 })()"""
 """Gives a fact a name without spaces, as tasks have, and returns the width of its value."""
+INKED = """(figure => {
+    const canvas = figure.querySelector("canvas"), series = getComputedStyle(figure.querySelector(".legend i")).backgroundColor;
+    const [red, green, blue] = series.match(/\\d+/g).map(Number);
+    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    const columns = new Set();
+    for (let at = 0; at < pixels.length; at += 4)
+        if (Math.abs(pixels[at] - red) + Math.abs(pixels[at + 1] - green) + Math.abs(pixels[at + 2] - blue) < 60
+            && pixels[at + 3] > 100) columns.add((at / 4) % canvas.width);
+    const all = [...columns].sort((left, right) => left - right);
+    return all.slice(1).map((column, index) => column - all[index]).filter(step => step > 20).length;
+})"""
+"""Of a figure with one curve: how many columns without its colour lie between columns with it, in wide stretches."""
 Federation = tuple[Coordinator, list[Daemon]]
 
 
@@ -51,6 +65,31 @@ def test_a_run_that_goes_on_is_shown_live(federation: Federation, page: WebPage,
     assert f"{100 * newest:.2f} %" in tab.locator("figure[id='chart:accuracy'] .legend").inner_text()
     tab.get_by_text("bytes", exact=True).first.click()
     tab.locator("figure[id='chart:accuracy'] canvas").wait_for()
+
+
+@pytest.mark.slow
+def test_a_lost_evaluation_is_a_gap(federation: Federation, page: WebPage, tab: Any) -> None:
+    """No straight line is drawn through rounds without a value; on each axis."""
+    server, _ = federation
+    server.create("browser-gap", **TINY)
+    server.completed("browser-gap")
+    points = [{"rounds": number, "bytes": 1e6 * number, "time": 2.0 * number} for number in (1, 2, 3, 7, 8, 9)]
+    held_out = {"key": "accuracy", "title": "held-out", "values": [0.5] * len(points)}
+    for breaks in ([], [3]):
+        chart = {"key": "accuracy", "unit": "share", "x": points, "series": [{**held_out, "breaks": breaks}]}
+        answer = json.dumps({"charts": [chart], "marks": []})
+        tab.route("**/curves.json", partial(_answered, answer))
+        tab.goto(f"{page.address}/runs/browser-gap")
+        figure = tab.locator("figure[id='chart:accuracy']")
+        for axis in ("rounds", "bytes", "time"):
+            tab.get_by_text(axis, exact=True).first.click()
+            figure.locator("canvas").wait_for()
+            assert figure.evaluate(INKED) == len(breaks), axis
+        tab.unroute("**/curves.json")
+
+
+def _answered(text: str, route: Any) -> None:
+    route.fulfill(body=text, content_type="application/json")
 
 
 @pytest.mark.slow

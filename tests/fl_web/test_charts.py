@@ -6,10 +6,19 @@ import json
 import math
 
 from fl_common.units import measured, metric_title
-from fl_web.charts import chart_json, marks, present_charts
+from fl_web.charts import breaks, chart_json, marks, present_charts
+from protos.fl.v1 import admin_pb2 as pb
 from tests.fl_web.rounds import committed
 
 CREATED = 100.0
+
+
+def run(every: int = 1, clients_every: int = 0) -> pb.RunStatus:
+    """A run that evaluates each so many rounds."""
+    status = pb.RunStatus()
+    status.created.seconds = int(CREATED)
+    status.spec.evaluation.every, status.spec.evaluation.clients_every = every, clients_every
+    return status
 
 
 def test_only_charts_with_values_are_present() -> None:
@@ -29,7 +38,7 @@ def test_each_phase_that_took_time_is_a_series() -> None:
     rounds = [committed(0, phases={"stepping": 1.0}), committed(1, phases={"made up": 2.0, "stepping": 1.0})]
     chart = next(drawn for drawn in present_charts(rounds) if drawn.key == "phases")
     assert [series.key for series in chart.series] == ["made up", "stepping"]
-    drawn = chart_json(chart, [*rounds, committed(2)], CREATED)
+    drawn = chart_json(chart, [*rounds, committed(2)], run())
     values = {series["key"]: series["values"] for series in drawn["series"]}
     assert values == {"made up": [0.0, 2.0], "stepping": [1.0, 1.0]}, "no line through rounds without the phase"
 
@@ -51,22 +60,43 @@ def test_a_point_has_its_place_on_every_axis() -> None:
     """Rounds count from 1 on the axis; bytes are down and up together; time is since the creation."""
     rounds = [committed(3, metrics={"accuracy": 0.5})]
     (chart, *_) = present_charts(rounds)
-    assert chart_json(chart, rounds, CREATED)["x"] == [{"rounds": 4, "bytes": 60, "time": 4.0}]
+    assert chart_json(chart, rounds, run())["x"] == [{"rounds": 4, "bytes": 60, "time": 4.0}]
 
 
 def test_values_that_json_lacks_are_null() -> None:
     """A diverged loss is a gap in the curve."""
     rounds = [committed(0, metrics={"loss": math.nan}), committed(1, metrics={"loss": 2.0})]
     chart = next(drawn for drawn in present_charts(rounds) if drawn.key == "loss")
-    text = json.dumps(chart_json(chart, rounds, CREATED), allow_nan=False)
+    text = json.dumps(chart_json(chart, rounds, run()), allow_nan=False)
     assert json.loads(text)["series"][0]["values"] == [None, 2.0]
+
+
+def test_a_missing_value_interrupts_its_curve_alone() -> None:
+    """The evaluation of round 2 is lost, and the clients evaluate each second round: no line leads over round 2."""
+    metrics = [{"accuracy": 0.5, "clients_accuracy_mean": 0.4}, {"accuracy": 0.6}, {"clients_accuracy_mean": 0.5},
+               {"accuracy": 0.7}, {"accuracy": 0.8, "clients_accuracy_mean": 0.6}]  # fmt: skip
+    rounds = [committed(number, metrics=values) for number, values in enumerate(metrics)]
+    (chart, *_) = present_charts(rounds)
+    drawn = chart_json(chart, rounds, run(clients_every=2))
+    assert {series["key"]: series["breaks"] for series in drawn["series"]} == {
+        "accuracy": [2], "clients_accuracy_mean": [],
+    }  # fmt: skip
+    newest = chart_json(chart, rounds, run(clients_every=2), rounds[-1:])
+    assert [point["rounds"] for point in newest["x"]] == [5], "an open page gets what is new"
+    assert newest["series"][0]["breaks"] == [2], "and keeps the gaps before"
+
+
+def test_a_value_that_is_not_finite_interrupts_its_curve() -> None:
+    """A line from the last finite value to the next one would hide it."""
+    assert breaks([(0, 1.0), (1, math.inf), (2, 2.0), (3, 3.0), (9, 4.0)], every=1) == [1, 4]
+    assert breaks([(0, math.nan), (1, 1.0), (5, 2.0)], every=4) == []
 
 
 def test_a_long_curve_has_at_most_2000_points() -> None:
     """The first and the last round are among them."""
     rounds = [committed(number, metrics={"accuracy": (number % 97) / 97}) for number in range(9000)]
     (chart, *_) = present_charts(rounds)
-    xs = chart_json(chart, rounds, CREATED)["x"]
+    xs = chart_json(chart, rounds, run())["x"]
     assert (len(xs), xs[0]["rounds"], xs[-1]["rounds"]) == (2000, 1, 9000)
 
 
