@@ -16,6 +16,7 @@ from google.protobuf.json_format import MessageToDict
 
 from fl_common.certificates.tls_version import set_oldest_tls
 from fl_common.program import silence_libraries
+from fl_common.units import counted
 from fl_ops.admin import settings
 from fl_ops.admin.tls import oldest_tls
 from fl_ops.errors import UsageError
@@ -135,7 +136,7 @@ class Run:
         """The coordinator's message (protos/fl/v1/admin.proto), for all that has no attribute here."""
 
     def __repr__(self) -> str:
-        return f"Run({self.id!r}, {self.state}, {self.rounds_done} rounds)"
+        return f"Run({self.id!r}, {self.state}, {counted(self.rounds_done, 'round')})"
 
     @property
     def id(self) -> str:

@@ -40,6 +40,7 @@ from sqlalchemy import Column, Connection, LargeBinary, Table, insert, inspect, 
 
 from fl_common.files import atomic_writer, fsync_path, set_private_umask
 from fl_common.settings import SettingsError, parse_json, read_settings
+from fl_common.units import counted
 from fl_server.clients.fleet import FILE as DENIALS
 from fl_server.leadership import ledger_url, may_stand_by
 from fl_server.settings.config import ServerConfig
@@ -378,5 +379,5 @@ def run(command: str, arguments: Sequence[str]) -> int:
         print(f"fl-server: {error}", file=sys.stderr)
         return EXIT_FAILED
     done = "written" if command == "backup" else "restored"
-    print(f"{done}: ledger {content.ledger}, {len(content.digests)} files, in {options.folder}")
+    print(f"{done}: ledger {content.ledger}, {counted(len(content.digests), 'file')}, in {options.folder}")
     return EXIT_OK

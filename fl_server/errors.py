@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from fl_common.units import utc
+from fl_common.units import counted, utc
 from protos.fl.v1 import coordinator_pb2, errors_pb2, training_pb2
 
 
@@ -207,7 +207,8 @@ class TooFewUpdates(ServerError):
 
     def __init__(self, run_id: str, round: int, accepted: int, least: int) -> None:
         super().__init__(
-            f"round {round} of run {run_id!r} has {accepted} updates, and its model would reveal them: expected at "
+            f"round {round} of run {run_id!r} has {counted(accepted, 'update')}, and its model would reveal "
+            "them: expected at "
             f"least {least} for an operator who is no admin (rounds.min_accepted of the coordinator); take another "
             "round, or ask an admin"
         )

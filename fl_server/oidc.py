@@ -38,6 +38,7 @@ from jwt.exceptions import PyJWTError
 from fl_common.certificates.names import OPERATOR_ROLES
 from fl_common.proxies import ENVIRONMENT, NONE, is_this_machine
 from fl_common.settings import SettingsError
+from fl_common.units import counted
 from fl_server.errors import Forbidden, NotNow, Unauthenticated, one_line
 from fl_server.identity import Identity
 from fl_server.settings.sections import OidcConfig
@@ -159,7 +160,8 @@ def usable_keys(raw: bytes, algorithms: list[Any]) -> dict[str, PyJWK]:
     keys = {str(entry.get("kid", "")): key for entry in entries[:_MOST_KEYS] if (key := _key(entry, algorithms))}
     if not keys:
         raise ValueError(
-            f"expected public keys for {' or '.join(algorithms)}, got {len(entries)} keys, none of them such a one"
+            f"expected public keys for {' or '.join(algorithms)}, got {counted(len(entries), 'key')}, none of "
+            "them such a one"
         )
     return keys
 

@@ -27,6 +27,7 @@ import structlog
 
 from algorithms import AlgorithmError
 from algorithms.outside_code import described, place_of_frames, place_of_thread
+from fl_common.units import counted
 from fl_tasks import TaskError
 
 log = structlog.get_logger()
@@ -101,7 +102,7 @@ class OutsideCalls:
             if crash is not None and crash.thread == thread:
                 problems[run_id] = f"{ended}: {crash.what}{f' ({crash.place})' if crash.place else ''}"
             elif ends >= MOST_ENDS:
-                problems[run_id] = f"{ended} {ends} times, one after the other, without a crash report"
+                problems[run_id] = f"{ended} {counted(ends, 'time')}, one after the other, without a crash report"
             else:
                 self._ends[run_id] = ends
                 self._write_note(code, 0)

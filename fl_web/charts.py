@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fl_common.units import ACCURACY
+from fl_common.units import ACCURACY, counted
 from fl_web.facts.rounds import Round, is_of_clients, seconds_of
 from fl_web.facts.words import counts
 from protos.fl.v1 import admin_pb2 as pb
@@ -261,7 +261,7 @@ def marks(rounds: Sequence[Round], created: float, events: Sequence[Mapping[str,
             text = f"round {row.round}: refused {counts(row.refused)}"
             marked.append({**position(row, created), "kind": "refused", "text": text})
         if row.attempts > 1:
-            text = f"round {row.round}: {row.attempts} attempts"
+            text = f"round {row.round}: {counted(row.attempts, 'attempt')}"
             marked.append({**position(row, created), "kind": "attempts", "text": text})
     for event in events:
         after = next((row for row in rounds if row.committed >= event["time"]), rounds[-1] if rounds else None)

@@ -14,6 +14,7 @@ from fl_client.settings.config import LimitsConfig
 from fl_client.storage.pending_updates import Key, key_of
 from fl_client.training.methods import optimizer_of, settings_of
 from fl_common.names import check_id
+from fl_common.units import counted
 from fl_tasks.batches import count_steps
 from protos.digests import digest_bytes
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -158,7 +159,7 @@ def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:
     ):
         if len(name) > limit:
             raise _unsupported(
-                f"algorithm: expected {what} name of at most {limit} characters, got {log_text(name, 80)!r}"
+                f"algorithm: expected {what} name of at most {counted(limit, 'character')}, got {log_text(name, 80)!r}"
             )
     if len(fields) > MAX_PARAMETERS:
         raise _unsupported(f"algorithm: expected at most {MAX_PARAMETERS} parameters, got {len(fields)}")
@@ -201,14 +202,16 @@ def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, exam
         size = -(-examples // own_batches)
     at_once = min(size, examples, training.micro_batch_size or size)
     if at_once > limits.max_batch_size:
-        raise _over_limit(f"batches of at most {limits.max_batch_size} examples (limits.max_batch_size)", at_once)
+        raise _over_limit(
+            f"batches of at most {counted(limits.max_batch_size, 'example')} (limits.max_batch_size)", at_once
+        )
     check_amount(count_steps(examples, size, **{unit.removeprefix("local_"): amount}, own_batches=own_batches), limits)
 
 
 def check_amount(steps: int, limits: LimitsConfig) -> None:
     """Raises WorkFailed for more batches, those of a full gradient included, than the owner allows."""
     if steps > limits.max_steps:
-        raise _over_limit(f"at most {limits.max_steps} steps (limits.max_steps)", steps)
+        raise _over_limit(f"at most {counted(limits.max_steps, 'step')} (limits.max_steps)", steps)
 
 
 def _unsupported(message: str) -> WorkFailed:

@@ -40,6 +40,7 @@ from fl_client.training.trainer import AnyAssignment, Trainer
 from fl_client.training.worker import Worker
 from fl_common.secure_aggregation.scalars import Measured
 from fl_common.tracing.traces import UNTRACED, Traces
+from fl_common.units import counted
 from protos.digests import digest_bytes, digest_text
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -205,10 +206,12 @@ class AssignmentExecutor:
         """Count, record and log a training, and the evaluation of the model that was received."""
         services = self._services
         if measured.examples:
-            detail = f"{measured.examples} examples, sums of {', '.join(sorted(measured.metrics))} under masks"
+            detail = (
+                f"{counted(measured.examples, 'example')}, sums of {', '.join(sorted(measured.metrics))} under masks"
+            )
             services.audit.note("evaluated", subject_of(key), detail=detail)
         services.metrics.update_trained(header)
-        detail = f"{header.num_examples} examples, {header.num_steps} steps"
+        detail = f"{counted(header.num_examples, 'example')}, {counted(header.num_steps, 'step')}"
         services.audit.note("trained", subject_of(key), detail=detail)
         log.info(
             "trained",
@@ -293,7 +296,7 @@ class AssignmentExecutor:
             await session.connection.report_evaluation(request)
 
         await services.link.call_with_retry(report)
-        detail = f"{evaluation.examples} examples, sent {evaluation.sent()}"
+        detail = f"{counted(evaluation.examples, 'example')}, sent {evaluation.sent()}"
         services.audit.note("evaluated", subject_of(key), detail=detail)
         log.info("evaluated", **key_fields(key), examples=evaluation.examples, metrics=evaluation.metrics)
 

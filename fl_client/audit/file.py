@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fl_client.storage.state import AUDIT
 from fl_common.audit import START, AuditRow, Head, limited, rows_of_lines
+from fl_common.units import counted
 
 NAME = AUDIT[0]
 MOST_BYTES = 8 << 20
@@ -74,7 +75,7 @@ class AuditFile:
         for name in AUDIT:
             row, unreadable = _last_row(self._folder / name)
             if unreadable:
-                noticed.append(f"{unreadable} lines at the end of {name} are no rows")
+                noticed.append(f"the end of {name} has {counted(unreadable, 'line')} that cannot be read")
             if row is not None:
                 return row.head, "; ".join(noticed)
         return START, "; ".join(noticed)

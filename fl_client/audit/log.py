@@ -22,6 +22,7 @@ from prometheus_client import Counter
 from fl_client.audit.file import AuditFile, Entry
 from fl_client.storage.pending_updates import key_of
 from fl_common.rate_limits import RateLimiter
+from fl_common.units import counted
 from protos.fl.v1 import coordinator_pb2, training_pb2
 
 log = structlog.get_logger()
@@ -121,7 +122,8 @@ def note_certificate(audit: DeviceAudit, pem: bytes) -> None:
 def note_assigned(audit: DeviceAudit, assignment: training_pb2.Assignment) -> None:
     """The coordinator asked for training."""
     training = assignment.training
-    amount = f"{training.local_steps} steps" if training.local_steps else f"{training.local_epochs} epochs"
+    steps, epochs = training.local_steps, training.local_epochs
+    amount = counted(steps, "step") if steps else counted(epochs, "epoch")
     detail = (
         f"attempt {assignment.attempt}, task {assignment.task[:100]} {assignment.fingerprint.source[:100]}, "
         f"algorithm {training.algorithm.name[:100]}, {amount}, batches of {training.batch_size}"

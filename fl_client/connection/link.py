@@ -11,6 +11,7 @@ from typing import TypeVar
 from fl_client.connection.transport import Connection
 from fl_client.errors import BrokenTransfer, FailedCall, Fenced, GivenUp, SessionLost, Unreachable
 from fl_common.rate_limits import RateLimiter
+from fl_common.units import counted
 
 T = TypeVar("T")
 
@@ -142,5 +143,5 @@ class Link:
                 if isinstance(error, FailedCall):
                     backoff.failed_calls += 1
                     if backoff.failed_calls >= MAX_FAILED_CALLS:
-                        raise GivenUp(f"failed {backoff.failed_calls} times in a row: {error}") from error
+                        raise GivenUp(f"failed {counted(backoff.failed_calls, 'time')} in a row: {error}") from error
                 await asyncio.sleep(max(backoff.after(error.wait), self._limiter.delay()))

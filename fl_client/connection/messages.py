@@ -12,6 +12,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fl_common.units import counted
+
 CONTROL_BYTES = 256 << 10
 """Largest message without tensors and without a manifest."""
 TEXT_CHARS = 500
@@ -44,7 +46,7 @@ def log_text(text: str, max_chars: int = TEXT_CHARS) -> str:
     if not shown.isprintable():
         escaped = (letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in shown)
         shown = "".join(escaped)
-    return shown if len(text) <= max_chars else f"{shown}... ({len(text)} characters)"
+    return shown if len(text) <= max_chars else f"{shown}... ({counted(len(text), 'character')})"
 
 
 CLOCKS_DIFFER_S = 60.0

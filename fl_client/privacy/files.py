@@ -19,6 +19,7 @@ from fl_client.errors import StateError
 from fl_client.privacy.account import FILE, Account, read_account, write_account
 from fl_common.files import atomic_writer, make_folders
 from fl_common.settings import parse_json
+from fl_common.units import counted
 
 WITNESS = "privacy-charges.json"
 """The witness's name in the state directory."""
@@ -72,7 +73,7 @@ class AccountFiles:
             raise StateError(f"{self.folder / FILE}: this is another account than {WITNESS} counts: {_REMEDY}")
         if witness is not None and witness.charges > account.charges:
             raise StateError(
-                f"{self.folder / FILE}: expected {witness.charges} charges or more, got an older copy with"
+                f"{self.folder / FILE}: expected {counted(witness.charges, 'charge')} or more, got an older copy with"
                 f" {account.charges}: {_REMEDY}"
             )
         return account

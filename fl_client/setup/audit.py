@@ -17,6 +17,7 @@ from fl_client.setup.units import CONFIG
 from fl_common.audit import AuditRow, ChainCheck, Head
 from fl_common.command_help import Group, examples
 from fl_common.logs import escaped
+from fl_common.units import counted
 
 BROKEN = 1
 app = typer.Typer(cls=Group, no_args_is_help=True, help="List and verify what this device was asked to do and did.")
@@ -60,7 +61,7 @@ def verify(
     problems = check.end()
     for problem in problems:
         print(problem.what)
-    print(f"head {check.head}" if problems else f"intact: {check.rows:,} rows\nhead {check.head}")
+    print(f"head {check.head}" if problems else f"intact: {counted(check.rows, 'row')}\nhead {check.head}")
     if problems:
         raise typer.Exit(BROKEN)
 

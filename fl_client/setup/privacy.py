@@ -20,6 +20,7 @@ from fl_client.setup.units import CONFIG
 from fl_client.storage.state import StateDir
 from fl_common.command_help import Group, examples
 from fl_common.privacy.loss_distributions import FIRST_NAME, NAME, tight_epsilon_of
+from fl_common.units import counted
 
 app = typer.Typer()
 RESET = "privacy_account_reset"
@@ -67,7 +68,10 @@ def show(
 def _lines(values: Mapping[str, Any]) -> Iterator[str]:
     """The values of `show` for people."""
     for steps in values["spent"]:
-        yield f"{steps['steps']} steps with noise_multiplier {steps['noise_multiplier']:g} at rate {steps['rate']:g}"
+        yield (
+            f"{counted(steps['steps'], 'step')} with noise_multiplier {steps['noise_multiplier']:g} at rate "
+            f"{steps['rate']:g}"
+        )
     limit, delta = values["max_epsilon"], values["delta"]
     of = "without a limit of the site" if limit is None else f"of {limit:g} that the site allows (privacy.max_epsilon)"
     at = "" if delta is None else f" at delta {delta:g} by {FIRST_NAME}"
@@ -75,7 +79,7 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
     if values["tight_epsilon"] is not None:
         yield f"epsilon {values['tight_epsilon']:.4g} by {NAME}"
     if values["resets"]:
-        yield f"the account was reset {values['resets']} times: what was spent before is not in it"
+        yield f"the account was reset {counted(values['resets'], 'time')}: what was spent before is not in it"
 
 
 @app.command(**examples("fl-client privacy reset --config client.toml --keep"))
@@ -102,7 +106,7 @@ def reset(
             account = files.reset(keep=keep)
     except (StartError, OSError) as error:
         raise UsageError(str(error)) from None
-    print(f"the account has {account.charges} charges, epsilon {account.epsilon():.4g}")
+    print(f"the account has {counted(account.charges, 'charge')}, epsilon {account.epsilon():.4g}")
 
 
 def _files(settings: ClientConfig, data: str) -> AccountFiles:
@@ -118,7 +122,7 @@ def _note(folder: Path, files: AccountFiles, data: str, *, keep: bool) -> None:
     lost = "what was spent before is not known"
     with suppress(StartError):
         if (witness := files.witness()) is not None:
-            lost = f"{witness.charges} charges were counted before"
+            lost = f"{counted(witness.charges, 'charge')} counted before"
     result = "an older copy goes on" if keep else "a new account begins"
     detail = f"{f'data {data}: ' if data else ''}{result}; {lost}"
     fields = {"actor": "owner", "method": RESET, "result": "ok", "detail": detail}

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from fl_client.errors import WorkFailed
 from fl_common.files import atomic_writer, fsync_path, make_folders
+from fl_common.units import counted
 from protos.chunks import Buffer
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -99,7 +100,7 @@ class StorageLimits:
     def check_runs(self, runs: int) -> None:
         """Raises WorkFailed for too many runs."""
         if runs > self.runs:
-            raise _over_limit(f"client states of at most {self.runs} runs (limits.max_runs)", f"{runs}")
+            raise _over_limit(f"client states of at most {counted(self.runs, 'run')} (limits.max_runs)", f"{runs}")
 
     def check_bytes(self, size: int) -> None:
         """Raises WorkFailed for too many bytes."""

@@ -17,6 +17,7 @@ from fl_client.errors import ConfigError
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.served_tasks import ServedTask, ShardConfig
 from fl_client.training.methods import Methods, load_methods
+from fl_common.units import counted
 from fl_tasks.base import Task
 from fl_tasks.data.forms import Data, as_data
 from fl_tasks.data.labels import numbered
@@ -190,7 +191,9 @@ def _indices(shard: ShardConfig, task: Task) -> list[int] | None:
     else:
         parts = load_partition(shard.file or Path(), training_size(task)).parts
     if shard.index >= len(parts):
-        raise ConfigError(f"shard.index: expected 0 to {len(parts) - 1} of {len(parts)} clients, got {shard.index}")
+        raise ConfigError(
+            f"shard.index: expected 0 to {len(parts) - 1} of {counted(len(parts), 'client')}, got {shard.index}"
+        )
     return [int(index) for index in parts[shard.index]]
 
 

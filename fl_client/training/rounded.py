@@ -49,7 +49,7 @@ def rounded_update(
         scalars = count_of(rounding.metrics)
         shape = sum(map(len, pieces)), value_bits_for(rounding.bits, len(terms.cohort)), scalars
         if (has := (terms.values, terms.value_bits, terms.scalars)) != shape:
-            raise ValueError(f"expected terms of {shape} values, bits and scalars for this model, got {has}")
+            raise ValueError(f"expected terms with values, bits and scalars of {shape} for this model, got {has}")
     except ValueError as error:
         raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"secure aggregation: {error}") from error
     manifest = tensor_pb2.Manifest(size_bytes=terms.size_bytes, encoding=tensor_pb2.ENCODING_PLAIN)

@@ -26,6 +26,7 @@ from fl_common.certificates.leaf import (
 )
 from fl_common.certificates.names import ROLES, SERVING_ROLES, Holder, holder_of, hosts_of
 from fl_common.names import check_id
+from fl_common.units import counted
 
 __all__ = [
     "CLOCK_SKEW", "Authority", "Identity", "Validity", "certificate_pem", "identity_of", "issue", "key_pem",
@@ -117,7 +118,9 @@ def issue(
     last = authority.certificate.not_valid_after_utc
     if validity.end > last:
         days = max(0, (last - validity.start).days)
-        raise ValueError(f"the authority ends on {last:%Y-%m-%d}: expected at most {days} days, got {validity.days}")
+        raise ValueError(
+            f"the authority ends on {last:%Y-%m-%d}: expected at most {counted(days, 'day')}, got {validity.days}"
+        )
     key = ec.generate_private_key(ec.SECP256R1())
     leaf = Leaf(Holder(identity.role, identity.name), validity.period, identity.hosts)
     return sign_leaf(authority, leaf, key.public_key()), key

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-from fl_common.units import duration, percent
+from fl_common.units import counted, duration, percent
 from fl_ops.compare.cells import Cell, CellResult, RoundRow, in_percent, rounds_of
 from fl_ops.compare.plan import Plan
 
@@ -60,7 +60,7 @@ class _Running:
 
     def __str__(self) -> str:
         cell, reached = self.cell, f", {self.shown}" if self.shown else ""
-        return f"{_name(cell)}: {self.rounds} of {rounds_of(cell)} rounds{reached}"
+        return f"{_name(cell)}: {self.rounds} of {counted(rounds_of(cell), 'round')}{reached}"
 
 
 def _name(cell: Cell) -> str:
@@ -114,7 +114,7 @@ class Progress:
         """The expected rest: cells, rounds and time."""
         cells, rounds = self._plan.left()
         needs = self.time_left()
-        return f"about {cells} cells with {rounds} rounds" + (
+        return f"about {counted(cells, 'cell')} with {counted(rounds, 'round')}" + (
             f", {needs} with --processes {self._processes}" if needs else ""
         )
 
@@ -134,4 +134,4 @@ class Progress:
         total = self._plan.done() + self._plan.left()[0]
         needs = self.time_left()
         time_left = f", {needs} left" if needs else ""
-        self._write(f"{time.strftime('%H:%M:%S')}  {self._done} of about {total} cells{time_left}  {text}")
+        self._write(f"{time.strftime('%H:%M:%S')}  {self._done} of about {counted(total, 'cell')}{time_left}  {text}")

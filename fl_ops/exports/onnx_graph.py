@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from algorithms.model_state import evaluation_mode
 from algorithms.outside_code import described, place_of
 from fl_common.extras import install_hint
+from fl_common.units import counted
 from fl_ops.errors import Refused, UsageError
 from fl_ops.exports.formats import load_exported
 from fl_tasks import Task, TaskError
@@ -181,7 +182,8 @@ def _compare(module: nn.Module, call: _Call, data: bytes) -> None:
                 f"shape {list(got.shape)}" if expected.shape != got.shape else f"{difference:.3g} times the tolerance"
             )
             raise Refused(
-                f"the ONNX graph computes something else than the model for {call.examples} examples: output {number},"
+                "the ONNX graph computes something else than the model for "
+                f"{counted(call.examples, 'example')}: output {number},"
                 f" shape {list(expected.shape)}, got {shown}\n{_INSTEAD}"
             )
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from algorithms.model_state import tied_names
 from algorithms.sharpness import MeanLoss, filter_normalised, moved
+from fl_common.units import counted
 from fl_ops.errors import NotFound, UsageError
 from fl_ops.simulate.clients import PreparedRun
 from fl_ops.simulate.measures.section import SharpnessSection
@@ -146,7 +147,9 @@ def _of_folder(path: Path) -> dict[str, Tensor]:
     seeds = sorted(folder for folder in path.glob("seed-*") if folder.is_dir())
     if len(seeds) > 1:
         names = ", ".join(folder.name for folder in seeds[:_SHOWN])
-        raise UsageError(f"{path} has the runs of {len(seeds)} seeds ({names}): name the folder of one or more of them")
+        raise UsageError(
+            f"{path} has the runs of {counted(len(seeds), 'seed')} ({names}): name the folder of one or more of them"
+        )
     folder = seeds[0] if seeds else path
     saves = [save for place in (folder / SAVED, folder) for save in sorted(place.glob(f"run-*/round-*/{MODEL}"))]
     for file in (folder / MODEL, *reversed(saves)):

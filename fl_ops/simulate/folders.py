@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fl_common.names import check_id
+from fl_common.units import counted
 from fl_ops.errors import UsageError
 from fl_ops.simulate.settings import SimulationSection
 
@@ -29,7 +30,7 @@ def folders_of(section: SimulationSection) -> Folders:
     if missing:
         more = f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
         raise UsageError(
-            f"simulation.folders: expected a folder for each of {len(folders)} clients, found no "
+            f"simulation.folders: expected a folder for each of {counted(len(folders), 'client')}, found no "
             f"{', '.join(missing[:_MOST_SHOWN])}{more} in {Path.cwd()}: correct folders or names; "
             "without clients, every folder that is there is a client"
         )

@@ -12,6 +12,7 @@ import torch
 from fl_client.training.data import LocalTask
 from fl_common.secure_aggregation.errors import PlanError
 from fl_common.secure_aggregation.plan import plan_of
+from fl_common.units import counted
 from fl_ops.simulate.buffered_run import BufferedRun
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions
 from fl_ops.simulate.evaluations import Collection, Evaluations
@@ -365,10 +366,11 @@ class Simulation:
             return f"too few clients could deliver; the last one that could not: {self.failures[-1]}"
         if self._time is not None:
             return (
-                f"after {self._time.now:.0f} s of simulated time, {len(self._state.candidates)} of "
-                f"{len(self._members)} clients are available: too few, and none of the others comes back in time"
+                f"after {self._time.now:.0f} s of simulated time, too few clients are available, "
+                f"{len(self._state.candidates)} of "
+                f"{len(self._members)}, and none of the others comes back in time"
             )
-        return f"expected {self._state.policy.min_clients} clients or more, there are {len(self._members)}"
+        return f"expected {counted(self._state.policy.min_clients, 'client')} or more, there are {len(self._members)}"
 
 
 def _check_engine(config: RunConfig, engine: EngineOptions) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from algorithms.batches import Batch, is_pair
 from fl_client.training.data import local_data
 from fl_client.training.local_model import trial_step
-from fl_common.units import size
+from fl_common.units import counted, size
 from fl_ops.errors import Refused
 from fl_ops.exports.formats import load_exported
 from fl_ops.task_check.advice import advice_on
@@ -169,7 +169,7 @@ class Trial:
         trial = trial_step(self._task, self._sites[0].train, self._trained, _CPU)
         if not math.isfinite(trial.loss):
             raise TaskError(f"expected a finite loss of the first batch, got {trial.loss}: check the data")
-        return f"{trial.examples} examples, loss {trial.loss:.4f}, {1000 * trial.seconds:.0f} ms"
+        return f"{counted(trial.examples, 'example')}, loss {trial.loss:.4f}, {1000 * trial.seconds:.0f} ms"
 
     def evaluation(self) -> str:
         """The metrics, one value for each example, over the coordinator's examples or those of the first site."""

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from google.protobuf.json_format import MessageToDict
 
+from fl_common.units import counted
 from fl_ops.admin import watching
 from fl_ops.admin.client import AdminClient
 from fl_ops.errors import NotFound, Unreachable
@@ -145,7 +146,7 @@ class LedgerTracking:
         new = [place.write(facts) for place in self._places]
         self._values += max(new)
         if any(new):
-            self.report(f"{self.run_id}: round {summary.round}, {max(new)} values")
+            self.report(f"{self.run_id}: round {summary.round}, {counted(max(new), 'value')}")
 
     def _finish(self, run: admin_pb2.RunStatus) -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from fl_common.units import counted
 from fl_ops.compare.cells import Cell, CellResult, RoundRow
 from fl_ops.compare.workers import Watch
 from fl_ops.errors import OpsError, Refused
@@ -69,7 +70,7 @@ class OpenRuns:
     def check(self) -> None:
         """Raises Refused if a run is not tracked completely."""
         for error in self._behind.values():
-            raise Refused(f"{len(self._behind)} runs are not tracked completely: {error}") from error
+            raise Refused(f"{counted(len(self._behind), 'run')} not tracked completely: {error}") from error
 
     def _places(self, key: Any, run: RunFacts) -> Sequence[TrackedRun]:
         if key not in self._open:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from fl_common.units import counted
 from fl_server.admission.norms import UpdateContent
 from fl_server.aggregation.updates import Decoding, Source, UpdateShape
 from fl_server.clients.draw_rules import Requirements, offer_for
@@ -74,12 +75,15 @@ class ExpectedWork:
     def difference(self, examples: int, came: int) -> str:
         """The contradiction between the work and an update of so many examples and steps; empty if there is none."""
         if examples > self.examples:
-            return f"expected {self.examples} examples at most, as the client registered for the task, got {examples}"
+            return (
+                f"expected {counted(self.examples, 'example')} at most, as the client registered for the "
+                f"task, got {examples}"
+            )
         steps = self.steps(examples)
         if self.trains and self.own_loop:
-            return "" if came <= steps else f"expected {steps} steps at most, got {came}"
+            return "" if came <= steps else f"expected {counted(steps, 'step')} at most, got {came}"
         if self.trains and came != steps:
-            return f"expected {steps} steps, as ordered for {examples} examples, got {came}"
+            return f"expected {counted(steps, 'step')}, as ordered for {counted(examples, 'example')}, got {came}"
         return ""
 
     def steps(self, examples: int) -> int:
@@ -190,7 +194,7 @@ def check_payloads(header: UpdateHeader, expected: UpdateShape, max_bytes: int) 
         if (count := len(payload.manifest.tensors)) > _TIMES_TENSORS * len(shape.layout.entries):
             raise UpdateRefused(
                 RefusalReason.REFUSAL_REASON_LAYOUT,
-                f"{shape.payload}: expected {len(shape.layout.entries)} tensors, got {count}",
+                f"{shape.payload}: expected {counted(len(shape.layout.entries), 'tensor')}, got {count}",
             )
         try:
             layout = Layout.from_manifest(payload.manifest, 2**62)  # the difference is named, at any size
@@ -255,7 +259,7 @@ class MaskedGate:
 
     def decoding(self, steps: int) -> Decoding:
         """No values are read."""
-        raise NotImplementedError(f"a masked update of {steps} steps has no values")
+        raise NotImplementedError(f"a masked update of {counted(steps, 'step')} has no values")
 
     def update_in(self, source: Source, steps: int = 0) -> Source:
         """See `AdmissionGate.update_in`."""

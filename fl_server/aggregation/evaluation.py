@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import algorithms as fl
 from algorithms.batched.recording import NotRecorded, Step, record
 from algorithms.model_state import fill
+from fl_common.units import counted
 from fl_server.aggregation.task_model import CPU, TaskModel
 from fl_tasks import Task, TaskError
 from fl_tasks.batches import ordered_batches
@@ -51,7 +52,7 @@ class RecordedEvaluation:
         self._task, self._model, self._examples, self._size = task, model, examples, batch_size
         self._full = len(examples) // batch_size
         if self._full < 2:
-            raise NotRecorded(f"there are {len(examples)} examples, less than two batches of {batch_size}")
+            raise NotRecorded(f"{counted(len(examples), 'example')}, less than two batches of {batch_size}")
         [first] = sums_of_batches(task, model, [next(iter(ordered_batches(examples, batch_size)))])
         device = examples.inputs.device
         self._number = torch.zeros(1, dtype=torch.int64, device=device)

@@ -37,6 +37,7 @@ from algorithms.reducers.robust import (
     trimmed_maximum,
     trimmed_mean,
 )
+from fl_common.units import counted
 from fl_server.aggregation.task_model import CPU
 from fl_server.aggregation.updates import AcceptedUpdates, Source, by_block, device_of, joined, neighbours
 from fl_server.errors import InvalidInput
@@ -225,7 +226,8 @@ def check_outside_reducer(section: RoundSection) -> None:
     if section.sampling != "fixed":
         raise InvalidInput(
             "round.sampling",
-            f'"fixed" with reducer = "{section.reducer}", which needs {reducer.fewest} updates: a cohort may be too'
+            f'"fixed" with reducer = "{section.reducer}", which needs {counted(reducer.fewest, "update")}: a '
+            "cohort may be too"
             " small",
             section.sampling,
         )

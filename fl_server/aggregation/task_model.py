@@ -21,6 +21,7 @@ import algorithms as fl
 from algorithms.model_state import fill, personal_names, state_views, tied_names
 from algorithms.precision import master_dtype
 from fl_common.allocator import give_back_freed_memory
+from fl_common.units import counted
 from fl_server.errors import InvalidInput
 from fl_server.rounds.sampling import initial_model_seed
 from fl_server.store.errors import file_digest
@@ -251,7 +252,8 @@ class TaskModel:
             raise InvalidInput(
                 "task.frozen",
                 'frozen parameters that are the same in every model() for "local"',
-                f"random values in {differing[0]!r} ({len(differing)} of {len(frozen)} tensors): load them from a file,"
+                f"random values in {differing[0]!r} ({len(differing)} of {counted(len(frozen), 'tensor')}): "
+                "load them from a file,"
                 ' or give them a fixed seed inside model(), or set task.frozen = "send"',
             )
         del other

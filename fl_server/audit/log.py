@@ -27,6 +27,7 @@ from prometheus_client import Counter
 from fl_common.audit import START, AuditRow, Head, limited, missing
 from fl_common.files import atomic_writer
 from fl_common.logs import RepeatLimiter
+from fl_common.units import counted
 from fl_server.store.errors import StoreFull
 from fl_server.store.ledger import RETRY_S, Ledger
 from fl_server.store.records import HistoryRecord
@@ -331,7 +332,7 @@ class RowLimit(Generic[Row]):
 
     def _end_windows(self, now: float) -> None:
         for suppressed in self._limiter.take_ended(now):
-            times = "once more" if suppressed.count == 1 else f"{suppressed.count} times more"
+            times = "once more" if suppressed.count == 1 else f"{counted(suppressed.count, 'time')} more"
             last = f", the last one: {suppressed.last.detail}" if suppressed.last.detail else ""
             self._write(replace(suppressed.last, detail=f"{times} within a minute{last}"))
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import structlog
 
+from fl_common.units import counted
 from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.sessions import Session, Sessions, Stream, shown_certificate
 from fl_server.clients.transfer_limits import Excess, TransferLimits
@@ -306,7 +307,9 @@ class Streams:
     def _drop_unread(self, session: Session, stream: Stream) -> None:
         """End the stream of a client that reads nothing. It registers again and is sent its outstanding work."""
         client_id = session.client_id
-        excess = Excess("messages", f"{self._most_waiting} messages waiting (transfers.messages_waiting)", 0.0)
+        excess = Excess(
+            "messages", f"{counted(self._most_waiting, 'message')} waiting (transfers.messages_waiting)", 0.0
+        )
         self._limits.exceeded(client_id, excess)
         stream.drop(UnknownSessionError())
         session.stream = None

@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from fl_common.units import counted
 from fl_server.errors import Forbidden, NoSuchClient
 from fl_server.identity import Identity
 from fl_server.store.client_work import ClientWork
@@ -215,7 +216,10 @@ class ClientRecords:
         told = await self._ledger.do(store.history_details, client_id, event)
         if any(detail.startswith(f"{resets} ") for detail in told):
             return
-        why = f"{resets} times so far: what the device states of its privacy does not count what its data spent before"
+        why = (
+            f"{counted(resets, 'time')} so far: what the device states of its privacy does not count what "
+            "its data spent before"
+        )
         log.warning(event, client=client_id, resets=resets)
         self.write_history_later(HistoryRecord(time.time(), f"client:{client_id}", event, client_id, why))
 

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fl_common.names import version_of
+from fl_common.units import duration
 from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -214,7 +215,7 @@ def _missing_encodings(selection: Selection, client: Candidate) -> str:
 
 
 def _absence(_: Selection, client: Candidate) -> str:
-    return f"for {(time.time() - client.last_seen) / 60:.0f} minutes" if client.last_seen else ""
+    return f"for {duration(time.time() - client.last_seen)}" if client.last_seen else ""
 
 
 def _unavailable_word(_: Selection, client: Candidate) -> str:

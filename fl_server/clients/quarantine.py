@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fl_common.units import utc
+from fl_common.units import duration, utc
 from fl_server.rounds.events import Fault
 from fl_server.settings.config import QuarantineConfig
 from fl_server.store.records import HistoryRecord, QuarantineRecord, UpdateRecord
@@ -107,7 +107,7 @@ class Quarantine:
         now, seconds = time.time(), self._seconds(beyond)
         record = replace(record, until=max(record.until, now + seconds))
         until = utc(record.until)
-        why = f"for {seconds:g} s, until {until}: {record.reason}"
+        why = f"for {duration(seconds)}, until {until}: {record.reason}"
         return record, HistoryRecord(now, "coordinator", "client_quarantined", record.client_id, why)
 
     def keep(self, record: QuarantineRecord) -> None:

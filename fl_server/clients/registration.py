@@ -15,6 +15,7 @@ import structlog
 
 from fl_common.names import ID_PATTERN, check_id
 from fl_common.rate_limits import TokenBucket
+from fl_common.units import counted
 from fl_server.audit.log import RowLimit
 from fl_server.clients.attendance import Attendance
 from fl_server.clients.client_records import ClientRecords
@@ -82,7 +83,8 @@ def check_sizes(request: pb.RegisterRequest) -> None:
         if offer.train_batches > offer.train_examples:
             raise InvalidInput(
                 "tasks.train_batches",
-                f"{offer.train_examples} batches at most, as the task {offer.name!r} has so many examples to train on",
+                f"{counted(offer.train_examples, 'batch', 'batches')} at most, as the task {offer.name!r} has "
+                "so many examples to train on",
                 f"{offer.train_batches}",
             )
     titles = [(offer.name, offer.data) for offer in request.tasks]
@@ -338,7 +340,7 @@ class Registration:
         """Raises Forbidden, NotNow."""
         self._records.refuse_banned(client_id)
         if len(self._sessions) >= self._limits.max_clients and self._sessions.of(client_id) is None:
-            raise NotNow(f"{self._limits.max_clients} clients are connected, which is the limit here", 60.0)
+            raise NotNow(f"{counted(self._limits.max_clients, 'connected client')}, which is the limit here", 60.0)
 
     def _history_row(self, session: Session, older: Session | None) -> HistoryRecord | None:
         """The history row of a registration; None for a routine one."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fl_common.names import check_id
+from fl_common.units import counted
 from fl_server.errors import InvalidInput, NoSuchToken, NotEnrolled, one_line
 from fl_server.identity import Identity
 from fl_server.store.database.ledger_certificates import (
@@ -169,7 +170,7 @@ def _check_spec(spec: TokenSpec, where: str) -> None:
     texts = (*spec.labels.keys(), *spec.labels.values())
     if len(spec.labels) > _MOST_LABELS or any(len(text) > _LABEL_CHARS or not text.isprintable() for text in texts):
         limits = f"at most {_MOST_LABELS} labels of at most {_LABEL_CHARS} printable characters"
-        raise InvalidInput(f"{where}.labels", limits, f"{len(spec.labels)} labels")
+        raise InvalidInput(f"{where}.labels", limits, f"{counted(len(spec.labels), 'label')}")
 
 
 _SERIAL = re.compile(r"[0-9a-f]{1,40}")

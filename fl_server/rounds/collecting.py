@@ -30,6 +30,7 @@ from fl_server.rounds.events import (
     UpdateAdmitted,
     UpdateRefused,
     WorkFailed,
+    counted,
 )
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.secure import abandon, begin_signing, close_stage, close_stage_if_done, masks_open, too_few
@@ -132,7 +133,8 @@ def client_restarted(state: RoundState, event: ClientRestarted) -> Result:
 
 def too_many_processes(most: int, what: str = "assignment") -> str:
     """Why work has failed that was sent to so many processes."""
-    return f"the daemon restarted while it worked: {most} processes of it had the {what}, and none answered"
+    had = f"{counted(most, 'process', 'processes')} of it had the {what}"
+    return f"the daemon restarted while it worked: {had}, and none answered"
 
 
 def conclude_failure(state: RoundState, client: str, why: str) -> Result:
@@ -191,7 +193,7 @@ def give_up_fixed(state: RoundState) -> Result:
     """Redraw the round: an update of the fixed list is lost."""
     missing = len(set(state.fixed) - set(state.admitted))
     return restart_round(
-        state, f"the bytes of {missing} of its {len(state.fixed)} accepted updates are lost, and did not come again"
+        state, f"the bytes of accepted updates are lost, {missing} of {len(state.fixed)}, and did not come again"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fl_server.rounds.effects import Announce, Commit, EndRun
 from fl_server.rounds.ending import cancel, cancelled, end, ended
-from fl_server.rounds.events import EndRequested, Evaluated, ModelCommitted, Source, StepComputed
+from fl_server.rounds.events import EndRequested, Evaluated, ModelCommitted, Source, StepComputed, counted
 from fl_server.rounds.metrics import has_evaluation, missing_metric, stop_reason
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.selecting import lost_states, next_round, restart_round, select
@@ -115,7 +115,7 @@ def go_on(state: RoundState) -> Result:
     """Between two rounds: end the run if that is due, else select."""
     ending = state.ending
     if ending is None and state.round >= state.rounds:
-        ending = ("completed", "1 round is done" if state.rounds == 1 else f"{state.rounds} rounds are done")
+        ending = ("completed", f"{counted(state.rounds, 'round')} {'is' if state.rounds == 1 else 'are'} done")
     if ending is not None:
         return ended(state, ending), (*cancel(state), EndRun(*ending))
     state = replace(state, phase=Phase.SELECTING)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from fl_server.rounds.by_client import ByClient
 from fl_server.rounds.effects import Cancel, Effect, EndRun
-from fl_server.rounds.events import EndRequested, EndStatus, ModelDiverged, TimeUsed
+from fl_server.rounds.events import EndRequested, EndStatus, ModelDiverged, TimeUsed, counted
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.state import Phase, Result, RoundState, replace
 
@@ -111,8 +111,9 @@ def training_diverges(state: RoundState) -> RunFault | None:
 def _diverged(state: RoundState, without: dict[str, str]) -> RunFault:
     client, why = min(without.items())
     return "not_finite", (
-        f"{len(without)} clients got values that are not finite in round {state.round}, and no client got others; "
-        f"{_model(state.round - 1)} stays. {client}: {why}. Lower the learning rate, or change what makes such values"
+        f"{counted(len(without), 'client')} got values that are not finite in round {state.round}, and no client got "
+        f"others; {_model(state.round - 1)} stays. {client}: {why}. Lower the learning rate, or change what makes "
+        "such values"
     )
 
 
@@ -136,7 +137,8 @@ def no_client_delivers(state: RoundState) -> RunFault | None:
 def _all_too_long(state: RoundState, refused: dict[str, str]) -> RunFault:
     client, why = min(refused.items())
     return "norm", (
-        f"the updates of all {len(refused)} clients of round {state.round} had larger norms than the run allows; "
+        f"all updates of round {state.round}, from {counted(len(refused), 'client')}, had larger norms than the run "
+        "allows; "
         f"{_model(state.round - 1)} stays. {client}: {why}. If such norms are right, create a run with another "
         "round.max_relative_norm or max_relative_payload; else lower the learning rate"
     )
@@ -165,7 +167,7 @@ def same_failure(state: RoundState, again: frozenset[str] = frozenset()) -> RunF
         return None
     first = min((client for client, failed in state.failed.items() if failed.cause == cause), key=str.encode)
     return "task", (
-        f"{counts[cause]} clients failed in round {state.round} with the same error in the task's code, and"
+        f"{counted(counts[cause], 'client')} failed in round {state.round} with the same error in the task's code, and"
         f" {state.collected} delivered; first {first}: {state.failed[first].why}. Correct the code and its"
         " fingerprint on both sides, or the devices' data, and resume the run"
     )

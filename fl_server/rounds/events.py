@@ -23,6 +23,11 @@ CulpritFault = Literal["", "not_finite", "norm"]
 """What is wrong with a refused update, as far as the faults of several clients may be one fault of the run."""
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A count with its noun, as in `fl_common.units`, which the core does not import."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """Who holds shares of whose secrets in a secure round, and how many clients must stay."""

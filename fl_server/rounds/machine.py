@@ -101,7 +101,7 @@ def resume(state: RoundState, event: ResumeRequested) -> Result:
 def extend(state: RoundState, event: Extended) -> Result:
     """Change the number of rounds and the limit of time. Earlier evaluations end the run no more."""
     if event.rounds <= state.round:
-        raise UnexpectedEvent(event, state, f"expected more than the {state.round} rounds that are done")
+        raise UnexpectedEvent(event, state, f"expected more rounds than are done, {state.round}")
     return judged_anew(replace(state, rounds=event.rounds, wall_time_s=event.wall_time_s)), ()
 
 

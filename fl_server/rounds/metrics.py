@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from fl_server.rounds.events import Source
+from fl_server.rounds.events import Source, counted
 
 LOSS = "loss"
 """The metric of a run that names none."""
@@ -332,7 +332,7 @@ def _patience_over(policy: StopPolicy, evaluations: Sequence[Evaluation], earlie
     best, waited = judged.best, judged.waited
     if policy.patience <= 0 or waited < policy.patience:
         return None
-    count = "1 evaluation" if waited == 1 else f"{waited} evaluations"
+    count = counted(waited, "evaluation")
     if best is None:
         return f"{metric} had no finite value in {count}"
     return f"{metric} has not improved for {count} since {best.value:.6g} in round {best.round}"

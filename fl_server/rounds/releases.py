@@ -20,6 +20,8 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
+from fl_server.rounds.events import counted
+
 ENOUGH = 0.5
 """Share of a stage's devices that must have reported before the next stage begins by itself."""
 EVERYBODY = 1.0
@@ -274,7 +276,7 @@ def _opened(release: Release, event: StageOpened) -> Step:
         return release, ()
     release = replace(release, share=event.share, stage_began=event.now)
     released, effects = _added(release, members(release, event.share, event.targets))
-    detail = f"{release.name} {release.version}: {share_text(event.share)}, {len(released.devices)} devices"
+    detail = f"{release.name} {release.version}: {share_text(event.share)}, {counted(len(released.devices), 'device')}"
     return released, (Changed(_event(release, "advanced"), detail), *effects)
 
 
@@ -310,7 +312,7 @@ def _reported(release: Release, event: Reported) -> Step:
     bad, most = released.bad(), released.rules.most_failed
     if release.rolled_back or bad <= most * len(released.devices):
         return released, changed
-    why = f"{bad} of {len(released.devices)} devices failed or fell, more than {share_text(most)}"
+    why = f"{bad} of {counted(len(released.devices), 'device')} failed or fell, more than {share_text(most)}"
     back, effects = _rolled_back(released, RollBack(why))
     return back, (*changed, *effects)
 

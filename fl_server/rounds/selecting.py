@@ -8,7 +8,7 @@ from fl_server.rounds.buffer import carried_over, collect, open_round, without_v
 from fl_server.rounds.by_client import ByClient, Lost
 from fl_server.rounds.effects import AwaitClients, ComputeStep, OpenAttempt, RestartRound, RetryLater
 from fl_server.rounds.ending import cancel, end_by_fault, end_now, no_client_delivers
-from fl_server.rounds.events import ClientReleased, EndRequested, StatesLost
+from fl_server.rounds.events import ClientReleased, EndRequested, StatesLost, counted
 from fl_server.rounds.sampling import Draw, adapted, draw_fixed
 from fl_server.rounds.state import Phase, Result, RoundState, replace
 
@@ -95,7 +95,7 @@ def redraw(state: RoundState) -> RoundState:
 
 def restart_round(state: RoundState, why: str = "", *, states: bool = False) -> Result:
     """Discard what the round has collected, and redraw it. states: the client states are reset too."""
-    why = why or f"exchange {state.exchange} had {state.collected} of the {state.quorum} updates that it needs"
+    why = why or f"exchange {state.exchange} had {counted(state.collected, 'update')}, and needs {state.quorum}"
     cancelled = cancel(state) if state.goal else ()
     state = redraw(state) if state.goal else state
     state, restart = reset_states(state, why) if states else (state, given_up(state, why))

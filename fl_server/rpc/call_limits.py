@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from fl_common.units import counted
 from fl_server.enrollment.grants import Revocations
 from fl_server.errors import InvalidInput, Revoked, ServerError, TooMany
 from fl_server.identity import Identity
@@ -352,7 +353,9 @@ def parse_counted(name: str, raw: bytes, parser: Callable[[bytes], Any] | None, 
     try:
         # Every value takes at least one byte, so a short message needs no count.
         if len(raw) > most and count_values(raw, nested, most) > most:
-            raise BadRequest("values", f"at most {most} values in {name}; send fewer entries", "more", len(raw))
+            raise BadRequest(
+                "values", f"at most {counted(most, 'value')} in {name}; send fewer entries", "more", len(raw)
+            )
         return raw if parser is None else parser(raw)
     except (Malformed, DecodeError, RecursionError, UnicodeDecodeError) as error:
         words = str(error) if isinstance(error, Malformed) else "bytes that protobuf cannot parse"

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc.aio
 
+from fl_common.units import counted
 from fl_server.errors import InvalidInput
 from fl_server.pages import ENTRIES_AT_ONCE, MOST_ENTRIES, PAGE_BYTES, Cursor, Entries, Page, Position
 from fl_server.rpc.access import OperatorCalls
@@ -69,7 +70,7 @@ class ListCalls(OperatorCalls):
         page = await self._page_of_rounds(run.id, Cursor((), MOST_ENTRIES, None), 0)
         if page.next_token:
             expected = f"a run of at most {MOST_ENTRIES:,} rounds that fit into one reply; ListRounds has pages"
-            raise InvalidInput("with_rounds", expected, f"a run of {run.rounds.committed:,} rounds")
+            raise InvalidInput("with_rounds", expected, f"a run of {counted(run.rounds.committed, 'round')}")
         return page.entries
 
     async def _page_of_rounds(self, run_id: str, cursor: Cursor, first: int) -> Page[pb.RoundSummary]:
@@ -97,7 +98,7 @@ class ListCalls(OperatorCalls):
                 "round", "a run whose clients have evaluated a model: evaluation.clients_every", "none has"
             )
         if (commit := await run.context.commit_of(round_)) is None:
-            raise InvalidInput("round", f"one of the {run.rounds.committed} committed rounds", round_)
+            raise InvalidInput("round", f"a committed round, of which there are {run.rounds.committed}", round_)
         ledger = self._services.ledger
 
         async def read(after: Position | None, count: int) -> Entries[pb.ClientEvaluation]:

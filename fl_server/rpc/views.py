@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from fl_common.units import counted
 from fl_server.clients.fleet import Fleet
 from fl_server.errors import one_line
 from fl_server.leadership import Leading
@@ -260,7 +261,11 @@ def _short(run: Run) -> str:
     """How many rounds have fewer updates than they wanted, and why; empty for none, and where cohorts are hidden."""
     totals = run.rounds.totals()
     verb = "is" if totals.short == 1 else "are"
-    return f"{totals.short} of {run.rounds.committed} rounds {verb} short: {totals.why_short}" if totals.short else ""
+    return (
+        f"{totals.short} of {counted(run.rounds.committed, 'round')} {verb} short: {totals.why_short}"
+        if totals.short
+        else ""
+    )
 
 
 def round_summary(commit: CommitRecord, *, hidden: bool) -> pb.RoundSummary:

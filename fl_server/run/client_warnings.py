@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
+from fl_common.units import counted
 from fl_server.privacy_accounts import Stated
 from fl_server.run.context import RunContext
 from fl_server.run.control import RunControl
@@ -83,7 +84,8 @@ def below_due(run_id: str, client: str, share: Share, close: str) -> str:
     if close == "goal":
         remedy = 'others are faster; close = "cohort" waits for it, and over_selection near 1 prefers them less'
     return (
-        f"{client} has {share.counted} counted updates in run {run_id} and is due {share.due:.1f}, so the model learns "
+        f"{client} has {counted(share.counted, 'counted update')} in run {run_id} and is due {share.due:.1f}, "
+        "so the model learns "
         f"little of its data: {remedy}"
     )
 
@@ -139,7 +141,8 @@ async def warn_of_missing_members(context: RunContext, control: RunControl) -> N
 def absent(run_id: str, client: str, rounds: int) -> str:
     """The problem, and what to do about it."""
     return (
-        f"{client} has taken no part in run {run_id} for {rounds} committed rounds and cannot be drawn, but its client "
+        f"{client} has taken no part in run {run_id} for {counted(rounds, 'committed round')} and cannot be "
+        "drawn, but its client "
         f"state is part of the run's sum, which keeps the model from its optimum: if it does not come back, "
         f"`fl clients forget {client}` restarts the states without it"
     )

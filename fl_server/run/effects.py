@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from fl_common.units import counted
 from fl_server.rounds import effects
 from fl_server.rounds import events as ev
 from fl_server.run.assignments import AssignmentDispatch
@@ -166,7 +167,7 @@ class Effects:
     async def _await_clients(self, command: effects.AwaitClients) -> None:
         """Report that too few clients are eligible."""
         control = self._control
-        waiting = f"{command.present} of {command.needed} clients are here that could be drawn"
+        waiting = f"clients that could be drawn: {command.present} of {command.needed} here"
         if control.run_status.waits(waiting):
             why = why_waiting(self._context, control)
             log.info("run_waits", run=self._context.run_id, why=why)
@@ -296,7 +297,7 @@ class Effects:
 
 
 def _are(count: int, what: str) -> str:
-    return f"1 {what} is" if count == 1 else f"{count} {what}s are"
+    return f"{counted(count, what)} {'is' if count == 1 else 'are'}"
 
 
 async def send_outcomes(context: RunContext, control: RunControl, round_: int) -> None:

@@ -198,7 +198,8 @@ def counted(rule: Rule, selection: Selection, clients: Sequence[Candidate]) -> s
     """A rule in words about some clients, with their kinds: 2 report that they may not train (1 battery, 1 owner)."""
     kinds = sorted(filter(None, (rule.kind(selection, client) for client in clients)))
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    return f"{len(clients)} {rule.many.format(**_names(selection, clients))}{f' ({counts})' if counts else ''}"
+    words = (rule.many if len(clients) > 1 else rule.one or rule.many).format(**_names(selection, clients))
+    return f"{len(clients)} {words}{f' ({counts})' if counts else ''}"
 
 
 def described(rule: Rule, selection: Selection, clients: Sequence[Candidate]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import structlog
 
+from fl_common.units import counted
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.aggregation.snapshot import Snapshot
@@ -220,7 +221,7 @@ def _check_sum(field: str, given: pb.MetricSum) -> None:
         if (rule := wrong_name(name)) is not None:
             raise InvalidInput(field, rule, repr(name[:100]))
     if len(given.shape) > MAX_DIMENSIONS or math.prod(given.shape) != len(given.values):
-        came = f"the shape {list(given.shape)[:MAX_DIMENSIONS]} and {len(given.values)} values"
+        came = f"the shape {list(given.shape)[:MAX_DIMENSIONS]} and {counted(len(given.values), 'value')}"
         raise InvalidInput(field, f"at most {MAX_DIMENSIONS} dimensions, and as many values as the shape has", came)
     if bad := [value for value in given.values if not abs(value) <= MAX_SUM]:
         raise InvalidInput(field, f"finite values, at most {MAX_SUM:g} in size", bad[0])
@@ -297,7 +298,7 @@ def check_report(request: pb.ReportEvaluationRequest, config: RunConfig) -> None
     if not 0 < request.num_examples < 2**63:
         raise InvalidInput("num_examples", "1 or more", request.num_examples)
     if not (request.metrics or request.sums) or len(request.metrics) > most:
-        raise InvalidInput("metrics", f"1 to {most} metrics", f"{len(request.metrics)}")
+        raise InvalidInput("metrics", f"1 to {counted(most, 'metric')}", f"{len(request.metrics)}")
     if not averaged:
         _check_committed([*request.metrics, *(summed.metric for summed in request.sums)])
     check_sums(request, personal=personal)

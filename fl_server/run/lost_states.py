@@ -12,6 +12,7 @@ import time
 
 import structlog
 
+from fl_common.units import counted
 from fl_server.rounds import events as ev
 from fl_server.run.client_states import LossReport
 from fl_server.run.context import RunContext
@@ -138,7 +139,7 @@ class LostStates:
 
     def _left_out(self, lost: ClientStateRecord) -> str:
         return (
-            f"of run {self._context.run_id}: it lost its state {lost.losses} times, the last time in round "
+            f"of run {self._context.run_id}: it lost its state {counted(lost.losses, 'time')}, the last time in round "
             f"{lost.lost_round}; `fl clients release {lost.client_id}` ends that"
         )
 

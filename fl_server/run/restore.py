@@ -208,7 +208,8 @@ async def _load_model(run: Run) -> None:
     rounds = run.model.snapshot.round + 1
     if rounds != run.rounds.committed:
         raise StoreError(
-            f"the ledger has {run.rounds.committed} committed rounds, the newest valid checkpoint is of round "
+            f"the ledger has {counted(run.rounds.committed, 'committed round')}, the newest valid checkpoint "
+            "is of round "
             f"{rounds - 1}: restore the state directory from a backup"
         )
 

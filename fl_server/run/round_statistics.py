@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
+from fl_common.units import counted
 from fl_server.rounds.state import RoundState
 
 SECURE_STAGES = ("members", "sharers", "survivors", "signers", "dropped", "threshold")
@@ -98,7 +99,7 @@ def why_short(state: RoundState, outs: Mapping[str, tuple[str, str]], without: s
     delivered = {client for client, _ in state.accepted}
     missing = [out for client, out in outs.items() if client not in delivered]
     kinds = Counter(kind for kind, _ in missing)
-    text = f"round {state.round} has {accepted} of {wanted} updates"
+    text = f"round {state.round} has {accepted} of {counted(wanted, 'update')}"
     if kinds:
         text += ": " + ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))
         why, count = Counter(why for _, why in missing).most_common(1)[0]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from algorithms import AlgorithmError
+from fl_common.units import counted
 from fl_server.errors import InvalidInput, WrongState, one_line
 from fl_server.rounds import events as ev
 from fl_server.run.restore import reload_ended
@@ -109,7 +110,7 @@ class RunActions:
             if total <= run.state.round:
                 raise InvalidInput("rounds", f"rounds over 0: all {run.state.round} of the run are done", rounds)
             event = ev.Extended(total, longer.stop.wall_time_s)
-            await _continue(run, event, Reconfiguration(longer, "run_extended", f"to {total} rounds"), actor)
+            await _continue(run, event, Reconfiguration(longer, "run_extended", f"to {counted(total, 'round')}"), actor)
 
     @asynccontextmanager
     async def _continuing(self, run: Run) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fl_common.units import utc
+from fl_common.units import counted, utc
 from fl_server.clients.fleet import Fleet
 from fl_server.run.client_warnings import absent
 from fl_server.run.run import Run
@@ -97,7 +97,8 @@ def _slow(subject: Subject) -> str:
         if seconds is not None
     ]
     return (
-        f"the last one in {last} of its newest {rounds} rounds, with {slowness:.1f} times the time of the others"
+        f"the last one in {last} of its newest {counted(rounds, 'round')}, with {slowness:.1f} times the time "
+        "of the others"
         f" ({', '.join(times)})"
     )
 
@@ -182,6 +183,6 @@ def _of_run(run: Run, client: str) -> Iterator[Need]:
         why, _, remedy = absent(run.id, client, rounds).partition(": ")
         yield Need("missing", why, remedy, run.id)
     if (share := run.rounds.shares.too_low.get(client)) is not None:
-        why = f"{share.counted} counted updates in run {run.id} of {share.due:.1f} that it is due"
+        why = f"{counted(share.counted, 'counted update')} in run {run.id} of {share.due:.1f} that it is due"
         remedy = f'{show} has its latest work; close = "cohort" waits for slow clients'
         yield Need("below_due", why, remedy, run.id)

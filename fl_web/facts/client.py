@@ -106,7 +106,7 @@ def offer_title(offer: coordinator_pb2.TaskOffer) -> str:
 
 
 def _offer(offer: coordinator_pb2.TaskOffer) -> str:
-    batches = f" in {offer.train_batches:,} batches" if offer.train_batches else ""
+    batches = f" in {counted(offer.train_batches, 'batch', 'batches')}" if offer.train_batches else ""
     held_out = f", {offer.eval_examples:,} held out" if offer.eval_examples else ""
     version = f"version {offer.fingerprint.version}, " if offer.fingerprint.version else ""
     labels = "".join(f", {name}={value}" for name, value in sorted(offer.labels.items()))

@@ -167,11 +167,12 @@ HIDDEN = "hidden: the draws of a run with privacy of clients are secret"
 def under_way(run: pb.RunStatus) -> list[Fact]:
     """The round under way, and the clients that could be drawn."""
     names, buffer = first_of(run.cohort[:_NAMES_SHOWN], run.cohort_size), run.buffer
-    cohort = f"{run.admitted}/{run.cohort_size} updates of {names}"
+    cohort = f"{run.admitted}/{counted(run.cohort_size, 'update')} of {names}"
     if run.HasField("buffer"):
         cohort = f"{buffer.working} at work of {names}"
     in_buffer = (
-        f"{buffer.updates} of {buffer.goal} updates; {counted(buffer.versions, 'version')} of the model in use, the"
+        f"{buffer.updates} of {counted(buffer.goal, 'update')}; {counted(buffer.versions, 'version')} of the "
+        "model in use, the"
         f" oldest {counted(buffer.oldest, 'step')} old"
     )
     return [
@@ -210,7 +211,7 @@ def figures(run: pb.RunStatus) -> list[Fact]:
         fact("quorum missed", counted(account.quorum_missed, "time") if account.quorum_missed else ""),
         fact("late updates", _late(account.staleness)),
         fact("time", _shares(account.seconds)),
-        fact("client states", f"{states.members:,} members" if run.HasField("states") else ""),
+        fact("client states", f"{counted(states.members, 'member')}" if run.HasField("states") else ""),
         fact("privacy", privacy_text(run)),
         fact("secure aggregation", _secure(run)),
     ]
@@ -316,7 +317,7 @@ def _secure(run: pb.RunStatus) -> str:
     """What the coordinator sees, whom it cannot invent, and the latest round's stages."""
     if not run.spec.HasField("secure_aggregation"):
         return ""
-    seen = f"sums of {run.spec.secure_aggregation.min_clients} clients or more"
+    seen = f"sums of {counted(run.spec.secure_aggregation.min_clients, 'client')} or more"
     held = {
         "coordinator": "; the coordinator holds the authority of the clients' certificates: it could invent clients",
         "outside": "; the authority of the clients' certificates is outside of the coordinator",

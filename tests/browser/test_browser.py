@@ -28,7 +28,8 @@ LONG_NAME = """(() => {
 })()"""
 """Gives a fact a name without spaces, as tasks have, and returns the width of its value."""
 INKED = """(figure => {
-    const canvas = figure.querySelector("canvas"), series = getComputedStyle(figure.querySelector(".legend i")).backgroundColor;
+    const canvas = figure.querySelector("canvas");
+    const series = getComputedStyle(figure.querySelector(".legend i")).backgroundColor;
     const [red, green, blue] = series.match(/\\d+/g).map(Number);
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     const columns = new Set();

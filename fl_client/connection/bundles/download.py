@@ -14,6 +14,7 @@ from fl_client.connection.link import Backoff, Link, Session
 from fl_client.connection.messages import log_text
 from fl_client.connection.transport import Fetched
 from fl_client.errors import BrokenTransfer, GivenUp, ResourceGone, WorkFailed
+from fl_common.units import counted
 from protos import codec
 from protos.buffers import BufferPool, zeros
 from protos.chunks import AnyChunk, ReadChunk
@@ -174,7 +175,7 @@ class Differences:
             except BrokenTransfer as error:
                 broken += 1
                 if broken == MAX_BROKEN:
-                    raise DifferenceError(f"broken {broken} times: {error}") from error
+                    raise DifferenceError(f"broken {counted(broken, 'time')}: {error}") from error
                 raise
 
         await self._link.call_with_retry(resume, download.backoff)
@@ -204,7 +205,7 @@ class ExpectedBytes:
         if manifest != expected:
             raise DifferenceError(
                 f"expected a manifest of {expected.size_bytes} bytes without tensors, got {manifest.size_bytes} bytes, "
-                f"{len(manifest.tensors)} tensors and encoding number {manifest.encoding}"
+                f"{counted(len(manifest.tensors), 'tensor')} and encoding number {manifest.encoding}"
             )
 
 

@@ -52,7 +52,7 @@ def check(config: ClientConfig) -> list[Finding]:
         findings = [warn("device", f"expected CUDA because of {nodes[0]}, got the CPU: {why}", _fix(why)), *findings]
     cores = len(os.sched_getaffinity(0))
     if config.threads > cores:
-        message = f"expected at most {cores} threads, one per core, got threads = {config.threads}"
+        message = f"expected at most {counted(cores, 'thread')}, one per core, got threads = {config.threads}"
         findings.append(warn("device", message, f"set threads = {cores}"))
     return findings
 

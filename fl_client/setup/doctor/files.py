@@ -201,7 +201,9 @@ def _dates(tls: TlsConfig) -> list[Finding]:
     if tls.renew:
         return [_renewed_in_time(tls, now, end)]
     if end < now + SOON:
-        return [warn("tls.cert", f"expected more than {SOON.days} days, got an end on {end:%Y-%m-%d}", renewal)]
+        return [
+            warn("tls.cert", f"expected more than {counted(SOON.days, 'day')}, got an end on {end:%Y-%m-%d}", renewal)
+        ]
     return [ok("tls.cert", f"valid until {end:%Y-%m-%d}")]
 
 

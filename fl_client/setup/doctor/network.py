@@ -22,6 +22,7 @@ from fl_common import proxies
 from fl_common.certificates.names import SCHEME, NoHolder, holder_of, hosts_of, uris_of
 from fl_common.proxies import choice_for, proxy_for
 from fl_common.settings import split_address
+from fl_common.units import counted
 
 SECONDS = 5.0
 """Timeout of one connection."""
@@ -149,7 +150,7 @@ def check_tls(config: ClientConfig) -> Iterator[Finding]:
     else:
         days = (certificate.not_valid_after_utc - datetime.now(UTC)).days
         if days < _SOON_DAYS:
-            message = f"the coordinator's certificate ends in {days} days"
+            message = f"the coordinator's certificate ends in {counted(days, 'day')}"
             yield warn("tls", message, _RENEW)
         yield from _other_role(certificate)
         yield ok("tls", f"{split_address(config.server)[0]} has a certificate signed by {config.tls.ca}")

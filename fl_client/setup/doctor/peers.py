@@ -17,6 +17,7 @@ from fl_client.policy.peers import trust_of_clients
 from fl_client.settings.config import ClientConfig
 from fl_client.setup.doctor.findings import Finding, fail, ok, warn
 from fl_common.secure_aggregation.signatures import Trust
+from fl_common.units import counted
 
 CHECK = "peers"
 _OUTSIDE = "name an authority that the coordinator does not hold in secure_aggregation.authority of the policy, or the"
@@ -47,7 +48,7 @@ def check_peers(config: ClientConfig) -> Iterator[Finding]:
 
 def _finding(config: ClientConfig, trust: Trust, *, required: bool, authority: Path | None) -> Finding:
     if trust.holder == "pinned":
-        return ok(CHECK, f"keys of {len(trust.pins)} clients in the policy. {trust.statement}")
+        return ok(CHECK, f"keys of {counted(len(trust.pins), 'client')} in the policy. {trust.statement}")
     named = ", ".join(sorted(_name(certificate) for certificate in trust.authorities))
     if trust.holder == "outside":
         if config.tls is not None and config.tls.renew and _signed_own(config, trust):

@@ -127,7 +127,7 @@ def _verify(context: Context, rows: Iterable[AuditRow], known: list[Head]) -> No
     problems = check.end(getattr(rows, "newest", None))
     broken = [{"number": problem.number, "problem": problem.what} for problem in problems]
     facts: dict[str, Any] = {"rows": check.rows, "head": str(check.head), "intact": not problems, "broken": broken}
-    lines = [problem.what for problem in problems] or [f"intact: {check.rows:,} rows"]
+    lines = [problem.what for problem in problems] or [f"intact: {counted(check.rows, 'row')}"]
     output.show(facts, "\n".join([*lines, f"head {check.head}"]), context.as_json)
     if problems:
         raise typer.Exit(Exit.REFUSED)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from fl_common.command_help import Group, examples
+from fl_common.units import counted
 from fl_ops.admin import settings
 from fl_ops.commands.options import Context, admin_command, command
 from fl_ops.render import output, tables
@@ -221,7 +222,7 @@ def renew(
         f"made {certificate.pair.certificate} and {certificate.pair.key}, until {certificate.not_after[:10]}"
         for certificate in renewed
     ]
-    text = "\n".join(lines) or f"no certificate ends within {within} days"
+    text = "\n".join(lines) or f"no certificate ends within {counted(within or 0, 'day')}"
     output.show({"renewed": [certificate.facts() for certificate in renewed]}, text, context.as_json)
 
 

@@ -15,6 +15,7 @@ import typer
 from fl_common import units
 from fl_common.command_help import FlagGroup, Group, examples
 from fl_common.settings import split_address
+from fl_common.units import counted
 from fl_ops.admin import settings
 from fl_ops.commands.options import Context, admin_command, labels_of
 from fl_ops.errors import UsageError
@@ -216,5 +217,5 @@ def _text(made: Made, out: Path | None) -> str:
         command = made.command("--token TOKEN")
         return f"{_lines(made)}\nvalid until {until}; on each device, with its token:\n\n{command}"
     uses = first.enrollment.spec.uses
-    what = f"{_name(first)}, {'one use' if uses == 1 else f'{uses:,} uses'}, valid until {until}"
+    what = f"{_name(first)}, {counted(uses, 'use')}, valid until {until}"
     return f"{what}; on the device:\n\n{made.command(f'--token {first.token}')}"

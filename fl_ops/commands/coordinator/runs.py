@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fl_common.command_help import Group, examples
-from fl_common.units import plain
+from fl_common.units import counted, plain
 from fl_ops.admin import watching
 from fl_ops.admin.watching import cohort_read
 from fl_ops.commands import completion
@@ -221,7 +221,7 @@ def delete(
     with context.connect() as client:
         if not yes:
             summary = client.runs.get_run(run, 0).run
-            confirm(f"Delete run {run}, with {summary.rounds_done:,} rounds and all its models?", "--yes")
+            confirm(f"Delete run {run}, with {counted(summary.rounds_done, 'round')} and all its models?", "--yes")
         request = admin_pb2.DeleteRunRequest(run_id=run, reason=reason)
         finished = client.call(request, admin_pb2.DeleteRunResponse).finished
     more = "" if finished else "; the coordinator is still removing its data, also after a restart"

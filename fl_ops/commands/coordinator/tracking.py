@@ -77,6 +77,7 @@ def track(
     places = ", ".join(tracked.places)
     output.show(
         {**asdict(tracked), "places": list(tracked.places)},
-        f"{tracked.run_id} is {tracked.state}: {tracked.rounds} rounds, {tracked.values} new values; {places}",
+        f"{tracked.run_id} is {tracked.state}: {counted(tracked.rounds, 'round')}, "
+        f"{counted(tracked.values, 'new value')}; {places}",
         context.as_json,
     )

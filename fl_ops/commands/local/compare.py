@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fl_common.command_help import FlagGroup
+from fl_common.units import counted
 from fl_ops.commands.options import CellEngineFlags, Context, TrackerFlags, command, interruptible
 from fl_ops.environment import check_plotting
 from fl_ops.errors import Exit, Refused, UsageError
@@ -150,7 +151,7 @@ def _run(work: Work, trackers: Trackers) -> str:
 def _unfinished(progress: Progress) -> str:
     saved = f"; saved: {progress.running()}" if progress.running() else ""
     return (
-        f"stopped by --minutes: {progress.finished} cells were finished, {progress.left()} are left{saved}; "
+        f"stopped by --minutes: {counted(progress.finished, 'cell')} finished, {progress.left()} left{saved}; "
         "the same command continues"
     )
 
@@ -194,8 +195,11 @@ def _page_with_tables(path: Path, plan: Plan) -> str:
 
 def _closing(plan: Plan, out: Path) -> str:
     left = plan.left()[0]
-    rest = f"; about {left} cells are not done" if left else ""
-    return f"{plan.done()} cells{rest}. {out / TABLES} has the tables; {SUMMARY}, {FACTS} and plots are in {out}."
+    rest = f"; about {counted(left, 'cell')} not done" if left else ""
+    return (
+        f"{counted(plan.done(), 'cell')}{rest}. {out / TABLES} has the tables; {SUMMARY}, {FACTS} and plots "
+        f"are in {out}."
+    )
 
 
 def _write(path: Path, text: str) -> None:

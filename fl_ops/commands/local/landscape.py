@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fl_common.command_help import FlagGroup
-from fl_common.units import measured, value
+from fl_common.units import counted, measured, value
 from fl_ops.commands.options import Context, command
 from fl_ops.environment import check_plotting
 from fl_ops.errors import Refused, UsageError
@@ -92,7 +92,12 @@ def landscape(
     section, points = SharpnessSection(examples=sample.examples, seed=sample.seed), grid.grid()
     landscapes = _landscapes(models, _prepared(run, sample), section, points)
     if out is not None:
-        _write(targets, landscapes, points, f"{run.name}, {sample.examples:,} training examples, seed {sample.seed}")
+        _write(
+            targets,
+            landscapes,
+            points,
+            f"{run.name}, {counted(sample.examples, 'training example')}, seed {sample.seed}",
+        )
     facts = {"models": [_facts(one) for one in landscapes], "files": [str(target.path) for target in targets]}
     output.show(facts, _table(landscapes), context.as_json)
 
@@ -136,7 +141,9 @@ class _Progress:
         self._done += 1
         if sys.stderr.isatty():
             end = "\r" if self._done < self._points else "\n"
-            print(f"{self._label}: {self._done} of {self._points} points", end=end, file=sys.stderr, flush=True)
+            print(
+                f"{self._label}: {self._done} of {counted(self._points, 'point')}", end=end, file=sys.stderr, flush=True
+            )
 
 
 def _write(targets: list[Target], landscapes: list[Landscape], grid: Grid, title: str) -> None:

@@ -98,11 +98,14 @@ class BatchedEngine(LocalEngine):
         ]
         if self._in_files and self._memory is not None:
             device = self._options.device
-            parts.append(f"written to files, as {device} has no room for them: {self._in_files} updates")
+            parts.append(f"written to files, as {device} has no room for them: {counted(self._in_files, 'update')}")
         if self._by_client:
             parts.insert(0, f"the method's code runs client by client ({self._by_client})")
         if self._choice is not None:
-            parts[:0] = [f"groups of at most {self._sizes.most} clients: {self._choice}", str(self._training)]
+            parts[:0] = [
+                f"groups of at most {counted(self._sizes.most, 'client')}: {self._choice}",
+                str(self._training),
+            ]
         return "lockstep: " + "; ".join(parts) if parts else ""
 
     def begin(self, bundles: Bundles) -> None:

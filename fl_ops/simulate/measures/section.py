@@ -6,6 +6,7 @@ from pydantic import Field
 
 from algorithms.sharpness import MeanLoss, largest_eigenvalue, trace
 from fl_common.settings import Section
+from fl_common.units import counted
 
 EIGENVALUE, RESIDUAL = "hessian_largest", "hessian_largest_residual"
 TRACE, TRACE_ERROR = "hessian_trace", "hessian_trace_error"
@@ -44,7 +45,8 @@ class SharpnessSection(Section):
     def text(self) -> str:
         """What a reader has to know of the numbers."""
         return (
-            f"Flatness is that of the mean loss over {self.examples:,} training examples of all clients (sample of seed"
+            f"Flatness is that of the mean loss over {counted(self.examples, 'training example')} of all "
+            "clients (sample of seed"
             f" {self.seed}), in evaluation mode and without weight decay. Largest eigenvalue: Lanczos to a residual of"
             f" {self.tolerance:g} of it or {self.iterations} products. Trace: Hutchinson with {self.probes} vectors of"
             f" random signs. Rise: that of the loss after a step of length {self.rho:g} up its gradient."

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
+from fl_common.units import counted
 from fl_ops.files import Target, written_whole
 from fl_ops.render.figures import COLOURS, INK, csv_text, marker_for, new_figure, plain_axes
 from fl_ops.simulate.clients import PreparedRun
@@ -86,7 +87,7 @@ def _partition(section: SimulationSection, seed: int) -> dict[str, Any]:
 def _evaluated_on(config: SimulationConfig, prepared: PreparedRun) -> str:
     every = config.simulation.validation_every
     if every:
-        return f"one in {every} training examples of each class, held by no client"
+        return f"one in {counted(every, 'training example')} of each class, held by no client"
     return str(getattr(prepared.server_task, "held_out", "the task's held-out data"))
 
 
@@ -161,7 +162,7 @@ def draw(results: Sequence[SeedResult], path: Path) -> bool:
     axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("Rounds done", color=INK)
     axes.set_ylabel(metric, color=INK)
-    seeds = f"mean and each of {len(curves)} seeds" if len(curves) > 1 else f"seed {results[0].seed}"
+    seeds = f"mean and each of {counted(len(curves), 'seed')}" if len(curves) > 1 else f"seed {results[0].seed}"
     axes.set_title(f"{run['task']['name']}, {run['algorithm']['name']}, {seeds}", loc="left", color=INK, fontsize=10)
     plain_axes(axes, labels=10)
     figure.savefig(path)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from sqlalchemy import Connection, bindparam, delete, func, insert, select
 from sqlalchemy import update as change
 
+from fl_common.units import counted
 from fl_server.store.client_work import EndedWork
 from fl_server.store.database import schema
 from fl_server.store.database.transactions import (
@@ -119,7 +120,7 @@ class RoundLedger(Transactions):
     def record_updates(self, verdicts: Sequence[Weighed]) -> list[UpdateRecord]:
         """`record_update` for several updates, in one transaction. Returns the verdicts that stand, in order."""
         first = verdicts[0].update
-        with self._transaction(f"record {len(verdicts)} updates in run {first.run_id!r}") as db:
+        with self._transaction(f"record {counted(len(verdicts), 'update')} in run {first.run_id!r}") as db:
             return _recorded(db, verdicts)
 
     def update_of(self, run_id: str, round: int, exchange: int, client_id: str) -> UpdateRecord | None:
@@ -239,7 +240,8 @@ class RoundLedger(Transactions):
             elif fixed["entries"] != entries:
                 raise StoreError(
                     f"the accepted list of run {run_id!r} round {round} exchange {exchange} is fixed with "
-                    f"{len(fixed['entries'])} updates; another list of {len(entries)} came, and the first one stands"
+                    f"{counted(len(fixed['entries']), 'update')}; another list of {len(entries)} came, and the "
+                    "first one stands"
                 )
 
     def accepted(self, run_id: str, round: int, exchange: int) -> list[tuple[str, bytes]] | None:

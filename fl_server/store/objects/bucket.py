@@ -28,6 +28,7 @@ from prometheus_client import Histogram
 
 from fl_common.extras import install_hint
 from fl_common.files import fsync_path, make_folders
+from fl_common.units import counted
 from fl_server.settings.sections import ObjectsConfig, storage_parts
 from fl_server.store.database.store import StoredFile
 from fl_server.store.errors import FULL_ERRNOS, StoreError, StoreUnavailable, disk_error, disk_errors
@@ -152,7 +153,7 @@ class Bucket:
         """Remove objects; one that is not there is no error."""
         for first in range(0, len(keys), AT_ONCE):
             batch = list(keys[first : first + AT_ONCE])
-            self._tried(f"delete {len(batch)} objects", lambda batch=batch: self._delete(batch))  # type: ignore[misc]
+            self._tried(f"delete {counted(len(batch), 'object')}", lambda batch=batch: self._delete(batch))  # type: ignore[misc]
 
     def remove_temporary(self) -> None:
         """Remove what killed processes left of unfinished writes. Only a folder has such files."""

@@ -109,7 +109,7 @@ def test_lines_that_are_no_rows_are_kept_and_named(tmp_path: Path) -> None:
     lines = (tmp_path / AUDIT[0]).read_bytes().splitlines()
     rows = [AuditRow.from_json(line) for line in (lines[0], *lines[3:])]
     assert problems(rows) == []
-    assert rows[1].detail == "2 lines at the end of audit.jsonl are no rows"
+    assert rows[1].detail == "the end of audit.jsonl has 2 lines that cannot be read"
 
 
 def test_a_full_disk_writes_nothing_and_the_next_row_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

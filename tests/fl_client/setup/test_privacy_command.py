@@ -72,8 +72,8 @@ def test_an_older_account_is_refused_until_it_is_reset(
     assert commands.main(["privacy", "reset", *flags, "--yes"]) == 0
     rows = [row for row in rows_in(tmp_path) if row.method == "privacy_account_reset"]
     assert [(row.actor, row.detail) for row in rows] == [
-        ("owner", "an older copy goes on; 2 charges were counted before"),
-        ("owner", "a new account begins; 1 charges were counted before"),
+        ("owner", "an older copy goes on; 2 charges counted before"),
+        ("owner", "a new account begins; 1 charge counted before"),
     ]
     assert files.resets() == 2
     assert capsys.readouterr().out.endswith("the account has 0 charges, epsilon 0\n")

@@ -136,7 +136,7 @@ def test_a_place_that_fails_in_between(tmp_path: Path) -> None:
             runs.write("a", RUN, rounds(2))
             runs.write("a", RUN, rounds(3))
         assert len(notes) == 1
-        with pytest.raises(Refused, match="1 runs are not tracked"):
+        with pytest.raises(Refused, match="1 run not tracked"):
             runs.check()
         runs.write("a", RUN, rounds(3))
         runs.end("a", RUN, END)

@@ -316,5 +316,5 @@ async def test_a_round_in_which_all_updates_are_too_long_fails_the_run(tmp_path:
         await world.ended()
         assert run.status == "failed"
         assert run.state.ending is not None
-        assert "the updates of all 2 clients of round 3 had larger norms than the run allows" in run.state.ending[1]
+        assert "all updates of round 3, from 2 clients, had larger norms than the run allows" in run.state.ending[1]
         assert "fl run resume r --learning-rate 0.05" in run.record.reason

@@ -49,7 +49,7 @@ async def test_a_waiting_run_counts_the_unavailable_clients(world: World) -> Non
     run = await world.create(**BOTH)
     await until(lambda: run.status == "waiting", "it waits")
     assert run_status(run).reason == (
-        "1 of 2 clients are here that could be drawn; 2 report that they may not train (1 power, 1 time window), "
+        "clients that could be drawn: 1 of 2 here; 2 report that they may not train (1 power, 1 time window), "
         "first a: power: on battery; the first may train again at 2026-03-01 06:00:00 UTC"
     )
     assert run_status(run).eligible_clients == 1
@@ -63,7 +63,7 @@ async def test_a_waiting_run_names_only_clients_that_it_could_draw(world: World)
     run = await world.create(**BOTH, labels={"site": "south"})
     await until(lambda: run.status == "waiting", "it waits")
     lacks = "it lacks clients with the labels site=south: 0 of 1 here with the task"
-    assert run_status(run).reason.startswith(f"0 of 2 clients are here that could be drawn; {lacks}")
+    assert run_status(run).reason.startswith(f"clients that could be drawn: 0 of 2 here; {lacks}")
     assert "power" not in run_status(run).reason
 
 
@@ -74,7 +74,7 @@ async def test_an_unknown_reason_of_a_newer_client_is_shown(world: World) -> Non
     )
     run = await world.create(**BOTH)
     await until(lambda: run.status == "waiting", "it waits")
-    assert "1 report that they may not train (1 other), first a: gravity: too low" in run_status(run).reason
+    assert "1 reports that it may not train (1 other), first a: gravity: too low" in run_status(run).reason
 
 
 async def test_operators_see_the_reason_and_the_end(world: World) -> None:
@@ -108,7 +108,7 @@ async def test_a_client_that_abandoned_is_drawn_again_once_available(
     await report_availability(world, devices["a"], ON_BATTERY, await devices["a"].assigned())
     await devices["b"].contribute(world, await devices["b"].assigned())
     await until(lambda: run.status == "waiting", "it waits")
-    assert "1 report that they may not train (1 power)" in run_status(run).reason
+    assert "1 reports that it may not train (1 power)" in run_status(run).reason
     devices["a"].works = True
     await report_availability(world, devices["a"], AVAILABLE)
     await world.completed()

@@ -58,7 +58,7 @@ async def test_each_new_begin_of_a_privacy_account_is_in_the_history_once(world:
         await world.service.Register(device.registration(privacy_resets=resets), NO_CONTEXT)
     await until(lambda: history(world).count("privacy_account_reset") == 2, "both are written")
     details = world.store.history_details("a", "privacy_account_reset")
-    assert [detail.split(":")[0] for detail in details] == ["1 times so far", "2 times so far"]
+    assert [detail.split(":")[0] for detail in details] == ["1 time so far", "2 times so far"]
 
 
 async def test_an_attached_client_is_present(world: World) -> None:
@@ -311,7 +311,7 @@ async def test_a_full_coordinator_refuses_with_not_now(world: World) -> None:
     """One client over the limit is refused; a registered client may register again."""
     for name in "abc":
         await Device(name).connect(world)
-    with pytest.raises(NotNow, match="3 clients are connected, which is the limit here; try again in 60 s"):
+    with pytest.raises(NotNow, match="3 connected clients, which is the limit here; try again in 60 s"):
         await Device("d").connect(world)
     await Device("a").connect(world)
 

@@ -100,7 +100,7 @@ def test_the_history_has_the_reason(clock: SimpleNamespace) -> None:
     assert why is not None
     assert (why.time, why.actor, why.event, why.subject) == (1000.0, "coordinator", "client_quarantined", "a")
     assert why.detail == (
-        "for 600 s, until 1970-01-01 00:26:40 UTC: an update refused, the last one in run r round 7 (norm): "
+        "for 10 min 00 s, until 1970-01-01 00:26:40 UTC: an update refused, the last one in run r round 7 (norm): "
         "expected less, got more"
     )
 
@@ -137,7 +137,7 @@ async def test_a_client_that_is_refused_in_a_row_is_not_drawn(tmp_path: Path) ->
         await world.completed()
         assert {assignment.key.round for assignment in a.pushed("assignment")} == {0, 1}
         assert (world.fleet.attendance.state("a"), status_of(world).quarantine.refusals) == ("present", 2)
-        assert "for 600 s" in a.pushed("notice")[0].text
+        assert "for 10 min 00 s" in a.pushed("notice")[0].text
         assert (world.metric("fl_quarantines_total"), world.metric("fl_clients_quarantined")) == (1, 1)
         assert b.outcomes["r", 2, 0].counted
 
@@ -160,7 +160,7 @@ async def test_a_run_that_waits_for_a_quarantined_client_shows_it(tmp_path: Path
         a, _, run = await run_with_too_few_clients(world)
         await until(lambda: run.status == "waiting", "it waits")
         reason = run_status(run).reason
-        assert reason.startswith("1 of 3 clients are here that could be drawn; 1 in quarantine, first a: for ")
+        assert reason.startswith("clients that could be drawn: 1 of 3 here; 1 in quarantine, first a: for ")
         assert reason.endswith("`fl clients release a` ends it")
         await world.operators.release("a", "admin:eve")
         await deliver_valid(world, a, 1)

@@ -186,7 +186,7 @@ def test_a_fixed_list_closes_when_it_is_complete() -> None:
 def test_a_fixed_list_that_cannot_be_completed_redraws_the_round(state: RoundState, event: Event, missing: int) -> None:
     """The list is never shortened or changed: all of the round is dropped, and the round is redrawn."""
     after, commands = play(state, event)
-    lost = f"the bytes of {missing} of its 3 accepted updates are lost, and did not come again"
+    lost = f"the bytes of accepted updates are lost, {missing} of 3, and did not come again"
     assert commands[0] == RestartRound(0, lost, states=False)
     opened = [command for command in commands if not isinstance(command, DeadlineMissed)][-1]
     assert opened == OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a", "b", "c"))
@@ -263,7 +263,7 @@ def test_a_later_exchange_below_quorum_restarts_the_round() -> None:
     state, commands = play(state, DeadlinePassed())
     assert commands == [
         QuorumMissed(round=0, exchange=1, attempt=0, admitted=1, quorum=3),
-        RestartRound(0, "exchange 1 had 1 of the 3 updates that it needs", states=False), Cancel(("b", "c"), 1),
+        RestartRound(0, "exchange 1 had 1 update, and needs 3", states=False), Cancel(("b", "c"), 1),
         OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a", "b", "c")),
     ]  # fmt: skip
     assert (state.exchange, state.admitted, state.accepted) == (0, (), ())
@@ -272,7 +272,7 @@ def test_a_later_exchange_below_quorum_restarts_the_round() -> None:
 def test_a_restart_without_working_clients_cancels_none() -> None:
     """When the last client of exchange 1 fails, no client has to stop."""
     state = play(collecting("a", exchanges=2), *arrive("a"), ExchangeReduced())[0]
-    why = "exchange 1 had 0 of the 1 updates that it needs"
+    why = "exchange 1 had 0 updates, and needs 1"
     opened = OpenAttempt(round=0, exchange=0, attempt=1, cohort=("a",))
     assert play(state, *leave("a"))[1][1:] == [RestartRound(0, why, states=False), opened]
 

@@ -173,8 +173,8 @@ def test_the_table_has_no_other_pair() -> None:
         (Phase.COLLECTING, ClientDroppedOut("c"), "c is not outstanding"),
         (Phase.COLLECTING, ClientReturned("b"), "b is not out"),
         (Phase.SELECTING, ClientReturned("a"), "a is not out"),
-        (Phase.EVALUATING, Extended(1), "expected more than the 1 rounds"),
-        (Phase.ENDED, Extended(1), "expected more than the 1 rounds"),
+        (Phase.EVALUATING, Extended(1), "expected more rounds than are done, 1"),
+        (Phase.ENDED, Extended(1), "expected more rounds than are done, 1"),
     ],
 )
 def test_an_event_that_does_not_fit_the_state_is_refused(phase: Phase, event: Event, why: str) -> None:

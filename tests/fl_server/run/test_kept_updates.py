@@ -225,7 +225,7 @@ async def test_a_fixed_list_that_stays_torn_restarts_the_round(tmp_path: Path, c
         clock.end_grace(world)
         assert len(await completing) == 2
         (restart,) = [entry for entry in world.store.history("r") if entry.event == "round_restarted"]
-        assert restart.detail == "round 0: the bytes of 1 of its 2 accepted updates are lost, and did not come again"
+        assert restart.detail == "round 0: the bytes of accepted updates are lost, 1 of 2, and did not come again"
         assert {client for client, _ in world.store.accepted("r", 0, 0)} == {device.name for device in others}
 
 

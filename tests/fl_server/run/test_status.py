@@ -49,7 +49,7 @@ async def waits_for(run: Run, expected: str) -> None:
     shown = run_status(run)
     assert shown.waiting_for == expected
     if not expected.startswith("clients that could be drawn: "):
-        assert shown.reason.startswith(f"0 of 2 clients are here that could be drawn; it lacks {expected}")
+        assert shown.reason.startswith(f"clients that could be drawn: 0 of 2 here; it lacks {expected}")
 
 
 async def test_a_killed_daemon_is_named_with_the_time_left(world: World) -> None:
@@ -130,7 +130,7 @@ async def test_too_few_clients_are_counted_with_the_reasons_of_the_others(world:
     await waits_for(
         run,
         "clients that could be drawn: 1 of 3 here; 1 with another version of the task's code; 1 draining; "
-        "1 report that they may not train (1 other)",
+        "1 reports that it may not train (1 other)",
     )
 
 

@@ -122,7 +122,7 @@ async def test_no_client_is_left_to_draw(world: World) -> None:
     await a.assigned()
     run.post(ev.WorkFailed("a", "no memory"))
     await until(lambda: run.status == "waiting", "it waits")
-    assert run.run_status.waiting_reason == "0 of 1 clients are here that could be drawn"
+    assert run.run_status.waiting_reason == "clients that could be drawn: 0 of 1 here"
     run.post(ev.RetryDue())
     await until(lambda: len(a.pushed("assignment")) == 2, "it is drawn again")
     await deliver(world, a)

@@ -90,8 +90,8 @@ def test_a_run_waits_for_mains_with_a_reason(fleet: GatedFleet) -> None:
     fleet.plug("edge-1", False)
     fleet.server.create("waits", round=ALL)
     reason = (
-        "2 of 3 clients are here that could be drawn; "
-        "1 report that they may not train (1 power), first edge-1: power: on battery"
+        "clients that could be drawn: 2 of 3 here; "
+        "1 reports that it may not train (1 power), first edge-1: power: on battery"
     )
     fleet.server.until("waits", lambda run: run.reason == reason, "its reason names the gate")
     fleet.server.kill()
@@ -171,7 +171,7 @@ def test_a_time_window_opens_for_a_waiting_daemon(workspace: Workspace) -> None:
     daemon = Daemon(workspace, server, "edge-a", gates={"windows": [window], "timezone": "UTC", "check_s": 600}).start()
     daemon.logged("registered")
     run = server.create("opens", round=ONE, stop={"rounds": 1})
-    assert "1 report that they may not train" in server.until(run, lambda status: status.reason, "it waits").reason
+    assert "1 reports that it may not train" in server.until(run, lambda status: status.reason, "it waits").reason
     eventually(lambda: server.run(run).HasField("ended"), "it ends", within_s=120)
     assert server.rounds(run)[0].committed.seconds >= opens.timestamp()
     assert not daemon.events("assignment")[1:]

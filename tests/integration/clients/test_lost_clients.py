@@ -84,6 +84,6 @@ def test_a_run_waits_for_enough_clients(workspace: Workspace) -> None:
     server = Coordinator(workspace).serve()
     run = server.create("patient", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 1})
     waiting = server.until(run, lambda status: status.state == admin_pb2.RUN_STATE_WAITING, "it waits")
-    assert waiting.reason == "0 of 1 clients are here that could be drawn; it lacks clients: none is here"
+    assert waiting.reason == "clients that could be drawn: 0 of 1 here; it lacks clients: none is here"
     Daemon(workspace, server, "edge-late").start()
     server.completed(run)

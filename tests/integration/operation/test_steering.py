@@ -144,6 +144,6 @@ def test_only_clients_with_the_labels_are_drawn(fleet: Fleet) -> None:
     """A run with a label that no client has waits. Its reason has the needed and the available number of clients."""
     fleet.server.create("north", labels={"site": "north"})
     waiting = fleet.server.until("north", lambda run: run.state == admin_pb2.RUN_STATE_WAITING, "it waits")
-    reason, lacks = "0 of 3 clients are here that could be drawn", "it lacks clients with the labels site=north: 0 of "
+    reason, lacks = "clients that could be drawn: 0 of 3 here", "it lacks clients with the labels site=north: 0 of "
     assert waiting.reason.startswith(f"{reason}; {lacks}")
     assert waiting.eligible_clients == 0

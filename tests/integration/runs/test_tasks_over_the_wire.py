@@ -74,7 +74,7 @@ def test_a_client_with_other_code_is_not_drawn(workspace: Workspace, server: Coo
     start(workspace, server, "edge-other", path=[tmp_path / "other"])
     run = server.create("code", round={"clients_per_round": 1, "min_clients": 1}, stop={"rounds": 1})
     waiting = server.until(run, lambda status: status.state == admin_pb2.RUN_STATE_WAITING, "it waits")
-    assert "0 of 1 clients are here that could be drawn" in waiting.reason
+    assert "clients that could be drawn: 0 of 1 here" in waiting.reason
     assert "; 1 with another version of the task's code, first edge-other: expected version '1' " in waiting.reason
     assert waiting.reason.endswith("; install the coordinator's version of the task")
     start(workspace, server, "edge-same")

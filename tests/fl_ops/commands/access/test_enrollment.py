@@ -45,7 +45,7 @@ def test_a_token_is_printed_with_its_command(admin: FakeAdmin, fl: Fl) -> None:
     )
     command = f"fl-client init --server fl.example.org:7070 --ca-fingerprint {CA} --token {'0' * 16}.secret0"
     assert done.stdout.splitlines()[-1] == command
-    assert done.stdout.startswith("edge-7, one use, valid until 2027-01-")
+    assert done.stdout.startswith("edge-7, 1 use, valid until 2027-01-")
 
 
 @pytest.mark.parametrize(
