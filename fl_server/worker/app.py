@@ -42,7 +42,8 @@ from fl_server.rpc.ports import (
 from fl_server.rpc.service import SERVICE
 from fl_server.settings.config import ServerConfig
 from fl_server.settings.sections import WorkersConfig
-from fl_server.store.objects.bucket import Bucket, LocalCache, check_access
+from fl_server.store.errors import StoreError
+from fl_server.store.objects.bucket import Bucket, LocalCache, NoObject, check_access
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import ledger_of
 from fl_server.uploads.part_receiver import Disk
@@ -55,8 +56,10 @@ log = structlog.get_logger()
 NO_LIMIT = UnfinishedLimit(1 << 30, 1 << 62)
 """The coordinator has the limit of all unfinished uploads of a client."""
 AWAY_S = 15.0
-"""A coordinator is away for longer than any takeover needs: others may reach it, so clients are sent to them."""
-LOOK_S = 1.0
+"""A coordinator is away for longer than any takeover needs, or the object store: other workers may reach it, so clients
+are sent to them."""
+LOOK_S, STORE_LOOK_S = 1.0, 5.0
+"""Periods of the looks at the coordinator and at the object store."""
 COPIES = "worker-copies"
 """Folder of the copies of what clients fetch, in the state directory."""
 
@@ -85,7 +88,7 @@ async def serve(config: ServerConfig, repeats: RepeatFilter | None = None) -> No
 
 async def _serve(worker: Worker, connections: Connections, probes: Health, leaving: asyncio.Event) -> None:
     """Attach, serve, drain."""
-    works = [worker.keep_attached(probes), worker.metrics.measure_lag(), worker.send_clients_on()]
+    works = [worker.keep_attached(probes), worker.metrics.measure_lag(), worker.send_clients_on(probes)]
     if worker.certificates is not None:
         works.append(worker.renew(worker.certificates))
     attaching, *others = [asyncio.create_task(work) for work in works]
@@ -131,6 +134,8 @@ class Worker:
         self._server: LastingServer | None = None
         """That port; None while it is closed."""
         self._files: WorkerFiles | None = None
+        self._watched: Bucket | None = None
+        """The object store, for looks that end soon; None without one."""
 
     def _made_service(self) -> DataService:
         config, state = self._config, self._config.state_dir
@@ -150,8 +155,10 @@ class Worker:
         config, terms = self._config, self._link.terms
         if config.storage is None or terms is None or not terms.objects:
             return None
-        bucket = Bucket(config.storage, config.objects)
+        bucket = Bucket(config.storage, config.objects, self.metrics.object_seconds)
         check_access(bucket)
+        soon = {"retry_s": 0.0, "request_s": min(STORE_LOOK_S, config.objects.request_s)}
+        self._watched = Bucket(config.storage, config.objects.model_copy(update=soon))
         files = WorkerFiles(bucket, terms.objects, config.state_dir, LocalCache(config.objects.cache_mib << 20))
         files.epoch = terms.epoch
         self._opened.callback(files.close)
@@ -187,40 +194,53 @@ class Worker:
             return server
 
         self._opened.push_async_callback(self._close_port)
-        address = await self._open_port(made)
+        address = await self._open_port(made, probes)
         self._make_server = made
         metrics = self._serve_metrics(connections)
         log.info("serving", role="data", pid=os.getpid(), serve=address, metrics_listen=metrics, **probes.addresses)
 
-    async def _open_port(self, make: Callable[[], LastingServer]) -> str:
+    async def _open_port(self, make: Callable[[], LastingServer], probes: Health) -> str:
         """Listen for clients; returns the address. Raises SettingsError."""
         server = make()
         address = server.listen(self._workers.serve, "workers.serve")
         await server.start()
         self._server = server
+        self._show(probes)
         return address
+
+    def _show(self, probes: Health) -> None:
+        """Report whether clients may come: the port is open, and a coordinator leads."""
+        if self._server is not None and self._link.terms is not None:
+            probes.resume()
+        else:
+            probes.pause()
 
     async def _close_port(self) -> None:
         if (server := self._server) is not None:
             self._server = None
             await server.stop(0.2)
 
-    async def send_clients_on(self) -> None:
-        """Close the port while no coordinator can be reached for long, without end.
+    async def send_clients_on(self, probes: Health) -> None:
+        """Close the port while this worker can reach no coordinator, or not its object store, for long; without end.
 
-        Their connections would last for `age_s`, although another worker may reach a coordinator.
+        Connections of clients would last for `age_s`, although another worker may reach both.
         """
-        attached = time.monotonic()
+        able = looked = time.monotonic()
+        store = ""
         while True:
             await asyncio.sleep(LOOK_S)
-            if self._link.terms is not None:
-                attached = time.monotonic()
+            if self._watched is not None and time.monotonic() >= looked + STORE_LOOK_S:
+                store, looked = await asyncio.to_thread(problem_of, self._watched), time.monotonic()
+            why = store if self._link.terms is not None else "no coordinator can be reached"
+            if not why:
+                able = time.monotonic()
                 if self._server is None and self._make_server is not None:
                     with suppress(SettingsError):  # somebody else has the port: at the next look
-                        log.info("port_open", serve=await self._open_port(self._make_server))
-            elif self._server is not None and time.monotonic() > attached + AWAY_S:
+                        log.info("port_open", serve=await self._open_port(self._make_server, probes))
+            elif self._server is not None and time.monotonic() > able + AWAY_S:
                 await self._close_port()
-                log.warning("port_closed", reason="no coordinator can be reached", todo="clients go to other workers")
+                self._show(probes)
+                log.warning("port_closed", reason=why, todo="clients go to other workers")
 
     def _serve_metrics(self, connections: Connections) -> str:
         """Serve metrics where the settings say so; returns the address.
@@ -245,7 +265,7 @@ class Worker:
 
         def attached(terms: Terms | None) -> None:
             if terms is None:
-                probes.pause()
+                self._show(probes)
                 return
             if bool(terms.objects) != (self._config.storage is not None):
                 raise SettingsError("storage: expected the coordinator's own setting, got another one")
@@ -257,7 +277,7 @@ class Worker:
             if self._files is not None:
                 self._files.epoch = terms.epoch
             self.is_attached.set()
-            probes.resume()
+            self._show(probes)
 
         await self._link.keep_attached(self._shown_to_coordinator, attached)
 
@@ -289,3 +309,14 @@ class Worker:
         ends = time.monotonic() + self._config.drain_grace_s
         while time.monotonic() < ends and self.is_attached.is_set() and self._service.in_flight:  # noqa: ASYNC110 - polled for some seconds
             await asyncio.sleep(0.05)
+
+
+def problem_of(bucket: Bucket) -> str:
+    """Why an object store cannot be used now; empty if it can. Asks for an object that is not there. Blocking."""
+    try:
+        bucket.get("access-check/none")
+    except NoObject:
+        pass
+    except StoreError as error:
+        return str(error)
+    return ""

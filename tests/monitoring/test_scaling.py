@@ -15,7 +15,7 @@ import pytest
 
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
-from tests.monitoring.autoscaler import NAMESPACE, of_the_manifest, values
+from tests.monitoring.autoscaler import NAMESPACE, SYNC_S, Autoscaler, of_the_manifest, values
 from tests.monitoring.prometheus import Prometheus, Setup, prometheus
 from tests.postgres_server import PostgresServer
 from tests.processes.pods import Pods
@@ -28,6 +28,7 @@ CHUNK_BYTES, PACE_S = 4096, 4.0
 """An upload has 65 chunks, one each 4 s: longer than the test."""
 DRAIN_S = 1.0
 LABEL = {"test": "scaling"}
+WINDOW_S = of_the_manifest().window("scaleDown")
 
 
 @pytest.mark.parametrize(
@@ -43,8 +44,34 @@ LABEL = {"test": "scaling"}
     ],
 )
 def test_the_algorithm(current: int, load: list[float], expected: int) -> None:
-    """Ratio, tolerance, policies, and the limits of the manifest."""
-    assert of_the_manifest().desired(current, load) == expected
+    """Ratio, tolerance, policies, and the limits of the manifest, when no window holds a number any more."""
+    scaler = Autoscaler(of_the_manifest())
+    scaler.decide(0.0, current, [scaler.manifest.target] * current)
+    assert scaler.decide(WINDOW_S, current, load) == expected
+
+
+def test_the_windows() -> None:
+    """More pods come at once. The highest need of half an hour counts; then one goes in five minutes."""
+    scaler, numbers = Autoscaler(of_the_manifest()), [(0.0, 2)]
+    for step in range(1, 400):
+        now, current = step * SYNC_S, numbers[-1][1]
+        busy = now in {SYNC_S * 4, SYNC_S * 8, SYNC_S * 9}
+        wanted = scaler.decide(now, current, [100.0 if busy else 0.0] * current)
+        if wanted != current:
+            numbers.append((now, wanted))
+    # Needed last at 135 s.
+    assert numbers[:3] == [(0.0, 2), (60.0, 4), (120.0, 8)]
+    assert numbers[3:] == [(135.0 + WINDOW_S + 300.0 * gone, 7 - gone) for gone in range(6)]
+
+
+def test_a_round_in_every_window_keeps_its_workers() -> None:
+    """Clients transfer for a minute and train for 28: no worker ends meanwhile."""
+    scaler, numbers = Autoscaler(of_the_manifest()), [2]
+    for step in range(1, 1000):
+        now, current = step * SYNC_S, numbers[-1]
+        load = 60.0 if now % 1740.0 < 60.0 else 0.0
+        numbers.append(scaler.decide(now, current, [load / current] * current))
+    assert numbers == [2, *[4] * 999]
 
 
 class SlowClient:
@@ -94,6 +121,8 @@ class Scaled:
         self.pods, self.prometheus, self._targets = pods, prometheus, targets
         self.numbers = [len(pods.workers)]
         """Every number of workers so far."""
+        self._scaler, self.now = Autoscaler(of_the_manifest()), 0.0
+        """A decision takes no time here, and as long as in a cluster by this clock."""
         self.show_targets()
 
     def show_targets(self) -> None:
@@ -119,7 +148,8 @@ class Scaled:
     def scale(self) -> int:
         """Decide once, and start or drain workers. Returns their number."""
         load, current = self.load(), len(self.pods.workers)
-        wanted = of_the_manifest().desired(current, list(load.values()))
+        self.now += SYNC_S
+        wanted = self._scaler.decide(self.now, current, list(load.values()))
         for _ in range(wanted - current):
             self.pods.worker().serve()
         for _ in range(current - wanted):
@@ -171,7 +201,9 @@ def test_workers_follow_the_load(scaled: Scaled) -> None:
         scaled.until(3)
         for client in clients[LATE:]:
             client.may_end.set()
+        began = scaled.now
         scaled.until(2)
+        assert scaled.now > began + WINDOW_S - SYNC_S
         cut = sum(client.cut for client in clients)
         for client in clients[:LATE]:
             client.may_end.set()

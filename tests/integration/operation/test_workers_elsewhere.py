@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.processes.federation import Fleet
-from tests.processes.process import Workspace
-from tests.processes.workers import Worker, section
+from tests.processes.pods import is_ready
+from tests.processes.process import Workspace, eventually
+from tests.processes.relay import Relay
+from tests.processes.workers import Worker, free_address, section
+from tests.s3_server import S3Server
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[objects]'")
 
@@ -63,3 +66,36 @@ def test_a_worker_of_another_storage_is_refused(fleet: Fleet, workspace: Workspa
     worker = Worker(workspace, fleet.server, "lost", {"storage": ""}).start()
     assert worker.wait() == 2
     assert "storage: expected the coordinator's own setting" in worker.errors()
+
+
+@pytest.mark.slow
+def test_clients_of_a_worker_without_its_store_go_to_another_one(
+    tmp_path: Path, undisturbed: list[str], s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before `age_s` it closes its port, and opens it when it can reach the store again."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    serving, health = [free_address(), free_address()], [free_address(), free_address()]
+    service = Relay(lambda: next((at for at, probe in zip(serving, health, strict=True) if is_ready(probe)), ""))
+    with Workspace(tmp_path) as workspace, service, Relay(f"127.0.0.1:{s3.port}") as way:
+        store = {"storage": f"s3://{s3.new_bucket()}/impetus", "objects": {"endpoint": s3.endpoint, "retry_s": 0.5}}
+        fleet = Fleet(workspace, 3, workers=section(address=service.address), **store)
+        workers = []
+        for number, endpoint in enumerate((f"http://{way.address}", s3.endpoint)):
+            settings = {
+                "state_dir": str(tmp_path / f"worker-{number}-state"),
+                "health_listen": health[number],
+                "objects": {"endpoint": endpoint},
+                "workers": {"serve": serving[number]},
+            }
+            workers.append(Worker(workspace, fleet.server, f"worker-{number}", settings).serve())
+        _, slow = fleet.half_delivered("moves")
+        way.cut()
+        slow.hold.unlink()
+        assert undisturbed == fleet.server.digests("moves")
+        assert "check the network and objects.endpoint" in workers[0].logged("port_closed")["reason"]
+        assert [is_ready(probe) for probe in health] == [False, True]
+        way.heal()
+        workers[0].logged("port_open")
+        eventually(lambda: is_ready(health[0]), "it is ready again")
+        assert not workers[1].events("port_closed")
