@@ -54,7 +54,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # A slow machine is no failure.
 settings.register_profile("all", settings(), deadline=None)
-settings.register_profile("short", settings(), deadline=None, max_examples=40)
+settings.register_profile("short", settings(), deadline=None, max_examples=25)
 
 
 WAITING = ("deterministic", "docs", "hostile", "integration", "chaos", "monitoring", "images", "power", "soak",

@@ -102,7 +102,7 @@ EXACT = [
 ]
 
 
-@pytest.mark.parametrize(("name", "parameters"), slow_except(EXACT, EXACT[3], EXACT[7]), ids=str)
+@pytest.mark.parametrize(("name", "parameters"), slow_except(EXACT, EXACT[3]), ids=str)
 def test_exact_minimiser_with_many_local_steps(conditioned: Federation, name: str, parameters: dict[str, Any]) -> None:
     """Constant rate, all clients, K = 6: the minimiser of the method's objective, whatever the server optimizer."""
     by_examples = "examples" in parameters.values()

@@ -12,6 +12,7 @@ from benchmarks import host_time
 from fl_ops.simulate import reports
 
 
+@pytest.mark.slow  # test_rounds has a benchmark of rounds that runs whole
 def test_the_parts_of_a_round_are_its_time(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds in lockstep: the parts add up to the time of a client's step, and the table has a row of them."""
     monkeypatch.setitem(vars(reports), "perf_counter", perf_counter)  # put back afterwards

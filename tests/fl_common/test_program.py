@@ -54,7 +54,7 @@ RUN = ["run", "list", "--insecure"]
             ("fl_client", "torch", []),
         ],
         ("fl_ops", "typer", RUN),
-        ("fl_server", "fl_server.app", []),
+        ("fl_server", "pydantic", []),
         ("fl_client", "pydantic", []),
     ),
 )

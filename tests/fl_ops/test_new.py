@@ -77,6 +77,7 @@ def test_a_name_that_does_not_fit_changes_nothing(name: str, expected: str, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+@pytest.mark.slow  # a name that does not fit leaves no folder either
 def test_data_that_cannot_be_generated_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The generator's error is shown, and the name is free again."""
     monkeypatch.setattr(new_package, "_write", lambda made, *_: made.mkdir())

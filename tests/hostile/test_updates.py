@@ -132,7 +132,12 @@ CASES = [
     pytest.param(PLAIN, {}, buffer("running_var", -0.5), "NORM", id="negative-variance", marks=SLOW),
     pytest.param(PLAIN, {}, buffer("num_batches_tracked", 2**62), "NORM", id="count-of-batches", marks=SLOW),
     pytest.param(
-        {"name": "mimelite"}, {}, everywhere(1e30, PAYLOAD_KIND_FULL_GRADIENT), "NORM", id="mimelite-gradient"
+        {"name": "mimelite"},
+        {},
+        everywhere(1e30, PAYLOAD_KIND_FULL_GRADIENT),
+        "NORM",
+        id="mimelite-gradient",
+        marks=SLOW,
     ),
     pytest.param(PLAIN, {}, with_header(num_examples=2**53), "HEADER", id="examples"),
     pytest.param({"name": "fednova"}, {}, with_header(num_steps=2**31), "HEADER", id="steps", marks=SLOW),

@@ -14,6 +14,7 @@ from tests.k8s.manifests import EVERY, EVERYTHING, ROOT, build, needs_kubectl
 from tests.k8s.objects import namespace, of_kind, pods, settings, title
 from tests.k8s.pod_checks import pods_are_restricted
 from tests.k8s.schemas.validation import NEWEST, OLDEST, SCHEMAS, refusal
+from tests.marks import slow_except
 
 pytestmark = needs_kubectl
 
@@ -23,7 +24,7 @@ def first(folder: str, kind: str) -> dict[str, Any]:
     return of_kind(build(folder), kind)[0]
 
 
-@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("version", slow_except([OLDEST, NEWEST], NEWEST))
 @pytest.mark.parametrize("folder", EVERY)
 def test_every_object_fits_its_schema(folder: str, version: str) -> None:
     """No unknown field, none missing, none of another type."""

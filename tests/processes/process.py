@@ -211,7 +211,7 @@ def run_fl(
     """Run `fl` with these arguments as a process. forks: as of `Process`; False also if grpc must be imported anew."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
     if forks:
-        done = _fl_forked(arguments, folder, environment, within_s)
+        done = run_program("fl_ops", *arguments, folder=folder, environment=environment, within_s=within_s)
     else:
         whole = [sys.executable, "-m", "fl_ops", *arguments]
         done = subprocess.run(
@@ -221,12 +221,19 @@ def run_fl(
     return done
 
 
-def _fl_forked(
-    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], within_s: float
+def run_program(
+    module: str,
+    *arguments: str,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    within_s: float = TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
+    """Run one of our programs to its end, forked. environment: None for that of a daemon's process."""
+    places = os.pathsep.join([str(ROOT), str(HERE)])
+    environment = environment or {**os.environ, "PYTHONPATH": places}
     with TemporaryDirectory() as output:
         out, err = Path(output) / "out", Path(output) / "err"
-        program = Forked(Program("fl_ops", arguments, environment, folder, out, err))
+        program = Forked(Program(module, arguments, environment, folder, out, err))
         try:
             code = program.wait(within_s)
         finally:

@@ -19,6 +19,7 @@ from algorithms.batched.training import Training
 from algorithms.optimizers.federated import with_optimizer
 from algorithms.optimizers.spec import OptimizerSpec
 from tests.algorithms.batched.clients import Run, Small, clients, difference, make, small_cnn
+from tests.marks import slow_except
 
 SETTINGS = fl.LocalSettings(0.1)
 FEDAVG = fl.build("fedavg")
@@ -90,7 +91,7 @@ def assert_equal(runs: tuple[Run, Run], rounds: int = 2) -> None:
     assert difference(*runs) < 1e-11
 
 
-@pytest.mark.parametrize("strategy", NAMES)
+@pytest.mark.parametrize("strategy", slow_except(NAMES, "grouped"))
 @pytest.mark.parametrize("model", [batch_norms, dropouts, Mixing, small_cnn])
 def test_short_batches_random_numbers_and_buffers_are_those_of_a_client_alone(
     model: Callable[[], nn.Module], strategy: Name

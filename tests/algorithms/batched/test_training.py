@@ -121,7 +121,7 @@ def _long_steps_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_module, "SHORT_S", math.inf)
 
 
-@pytest.mark.parametrize("label", slow_except(LABELS, "scaffold-I", "mime"))
+@pytest.mark.parametrize("label", slow_except(LABELS, "mime"))
 def test_recorded_steps_are_those_of_the_group(label: str) -> None:
     """Groups of other values, rates and states use the memory of the first one: short batches, 8, 6, 4 and 2 steps."""
     model = make(0, small_cnn, torch.float64)
@@ -147,7 +147,7 @@ def test_running_statistics_and_masks_of_clients_that_are_done(
     assert str(recorded) == "steps of 1 shapes are recorded"
 
 
-@pytest.mark.parametrize("label", slow_except(LABELS, "feddyn-examples", "fedsam-tensor", "mfl"))
+@pytest.mark.parametrize("label", slow_except(LABELS, "fedsam-tensor"))
 def test_a_recording_changes_no_bit(label: str) -> None:
     """Groups of as many steps have the bits of the groups before the recording: a process that starts later, too."""
     model = make(0, small_cnn, torch.float32)

@@ -109,6 +109,7 @@ def test_exact_optimum_in_spite_of_clips_and_abandoned_attempts(
     torch.testing.assert_close(flat(end.server.x), optimum, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow  # that the claim above can fail
 def test_a_state_that_does_not_know_of_a_clip_misses_the_optimum(conditioned: Federation) -> None:
     """The claim above can fail: a client that made its dual from the delta it sent leaves x elsewhere for good."""
     federation, feddyn = conditioned.with_steps(8), fl.build("feddyn", alpha=1)

@@ -11,6 +11,7 @@ from fl_client.errors import StateError
 from fl_client.packages.child import Installed
 from fl_client.packages.trainer import PackageTrainer
 from fl_client.settings.config import ClientConfig
+from tests.marks import slow_except
 
 CODE = {
     "hangs": ("import time\nwhile True:\n    time.sleep(1)\n", "timed out"),
@@ -20,7 +21,7 @@ CODE = {
 }
 
 
-@pytest.mark.parametrize("kind", CODE)
+@pytest.mark.parametrize("kind", slow_except(CODE, "raises"))
 def test_a_package_that_cannot_be_loaded_is_refused(tmp_path: Path, kind: str) -> None:
     """Its process is ended, and the error names the package and the cause."""
     code, words = CODE[kind]

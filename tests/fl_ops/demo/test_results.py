@@ -12,6 +12,7 @@ from fl_ops.demo import conclusions, plot, report
 from fl_ops.demo.results import as_json
 from fl_ops.demo.settings import DemoSettings, read_grid
 from tests.fl_ops.demo.conftest import Finished
+from tests.marks import slow_except
 
 HIGH, LOW = [0.2, 0.9, 1.0], [0.1, 0.8, 0.6]
 
@@ -129,7 +130,7 @@ def test_the_facts_are_json_and_whole(finished: Finished) -> None:
     assert {"python", "torch", "impetus-fl"} <= facts["versions"].keys()
 
 
-@pytest.mark.parametrize("rounds", [1, 3, 12])
+@pytest.mark.parametrize("rounds", slow_except([1, 3, 12], 12))
 def test_a_picture_is_drawn_for_any_number_of_rounds(finished: Finished, tmp_path: Path, rounds: int) -> None:
     """With more than ten, the last ones are shown closer; equal values make no empty axis, and nothing warns."""
     demo = finished(DemoSettings(rounds=rounds), [0.5] * rounds, [0.5] * rounds)

@@ -101,7 +101,7 @@ def test_other_engines(simulated: Simulated, engine: EngineOptions, tolerance: f
     assert again == pytest.approx(loss)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", slow_except(RULES, "window"))
 def test_a_run_that_is_continued_has_the_same_one(simulated: Simulated, tmp_path: Path, rule: str) -> None:
     """Stopped after each of its rounds and continued in a new simulation, whatever the scratch folder had."""
     with simulated(averaging=RULES[rule], stop=STOP) as simulation:

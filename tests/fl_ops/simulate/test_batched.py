@@ -55,7 +55,7 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     return float((a - b).norm() / a.norm())
 
 
-@pytest.mark.parametrize("method", slow_except(fl.names(), "scaffold", "mime"))
+@pytest.mark.parametrize("method", slow_except(fl.names(), "mime"))
 def test_a_run_is_that_of_the_sequential_engine(simulated: Simulated, method: str) -> None:
     """Three rounds of every method, with client states and clients' evaluations; the same clients count."""
     sections = {**UNEVEN, "algorithm": {"name": method}}
@@ -68,7 +68,7 @@ def test_a_run_is_that_of_the_sequential_engine(simulated: Simulated, method: st
         assert other.metrics["clients_loss_mean"] == pytest.approx(one.metrics["clients_loss_mean"], rel=1e-5)
 
 
-@pytest.mark.parametrize("method", slow_except(fl.names(), "scaffold", "mime"))
+@pytest.mark.parametrize("method", slow_except(fl.names(), "scaffold"))
 def test_digests_change_nothing_else(simulated: Simulated, method: str) -> None:
     """Without digests nothing is packed: the same models, metrics and bytes, and no result has a digest."""
     found = []
@@ -92,7 +92,9 @@ def test_batch_norm_dropout_and_low_precision(simulated: Simulated, task: str) -
     assert difference(before, after) < (1e-5 if task == "points:NormedPoints" else 1e-2)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), slow_except([("float32", 1e-5), ("float64", 1e-12)], ("float64", 1e-12))
+)
 @pytest.mark.parametrize("method", slow_except(["fedcm", "scaffold", "mime"], "scaffold"))
 def test_bytes_are_augmented_for_all_clients_at_once(
     simulated: Simulated, method: str, precision: str, tolerance: float

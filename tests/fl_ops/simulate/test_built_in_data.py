@@ -15,6 +15,7 @@ from fl_ops.simulate.settings import parse_simulation
 from fl_ops.simulate.simulation import Simulation
 from tests.fl_tasks.built_in.cifar import write_cifar10
 from tests.fl_tasks.built_in.leaf import PERSONS, WRITERS, write_celeba, write_femnist
+from tests.marks import slow_except
 
 BATCHED = EngineOptions(batched=BatchedOptions(strategy="one_by_one", group=3))
 
@@ -48,7 +49,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return float((one - other).norm() / one.norm()) < 1e-5
 
 
-@pytest.mark.parametrize("task", ["femnist", "celeba"])
+@pytest.mark.parametrize("task", slow_except(["femnist", "celeba"], "femnist"))
 def test_each_user_is_a_client(tmp_path: Path, task: str) -> None:
     """Without `clients` there are as many as users in LEAF's files, and each evaluates on its own test examples."""
     root = write_femnist(tmp_path) if task == "femnist" else write_celeba(tmp_path)

@@ -63,6 +63,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow  # the same optimum without clients that come and go: algorithms/test_rounds
 @pytest.mark.parametrize(("algorithm", "over"), CASES)
 def test_a_client_that_joins_returns_or_lost_its_state_counts(
     monkeypatch: pytest.MonkeyPatch, algorithm: dict[str, Any], over: str

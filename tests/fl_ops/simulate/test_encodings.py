@@ -50,7 +50,6 @@ REFERENCES: dict[str, dict[str, Any]] = {
     ("engine", "method", "reference"),
     slow_except(
         product(("workers", "batched"), ("fedcm", "scaffold"), REFERENCES),
-        ("workers", "scaffold", "sparse"),
         ("batched", "scaffold", "reference"),
         ("batched", "fedcm", "delta"),  # the only one of them whose rule multiplies two factors of a client
     ),
@@ -74,9 +73,7 @@ def test_the_bytes_are_those_of_the_encodings(simulated: Simulated) -> None:
     ("engine", "encoding"),
     slow_except(
         product(ENGINES, ("plain", "bf16", "int8")),
-        ("sequential", "plain"),
         ("sequential", "int8"),
-        ("workers", "bf16"),
         ("batched", "bf16"),
     ),
 )

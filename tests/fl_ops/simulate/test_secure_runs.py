@@ -13,6 +13,7 @@ from fl_ops.simulate.engine_choice import EngineOptions
 from fl_ops.simulate.engines.batched import BatchedOptions
 from fl_ops.simulate.simulation import Simulation
 from tests.fl_ops.simulate.conftest import Simulated
+from tests.marks import slow_except
 
 SIZE = 4
 RUN: dict[str, Any] = {
@@ -47,7 +48,7 @@ def done(simulation: Simulation) -> fl.ServerState:
     return simulation.federation.snapshot.state
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_except(METHODS, "fedcm-examples", "scaffold-I", "feddyn"))
 def test_all_sums_are_those_of_the_plain_run_but_for_rounding(simulated: Simulated, method: str) -> None:
     """The clients have unequal steps and examples. The model, and what the server remembers, are close."""
     algorithm, section = METHODS[method]

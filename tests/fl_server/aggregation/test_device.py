@@ -20,6 +20,7 @@ from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.updates import HeldUpdate
 from fl_server.run_settings.spec import from_values
 from protos.codec import Entry
+from tests.marks import slow_except
 from tests.skipping import suited
 
 ELSEWHERE = torch.device("meta")
@@ -91,7 +92,7 @@ def reads_of_a_round(method: str, kind: type[Held], clients: int, **round_: Any)
     return found
 
 
-@pytest.mark.parametrize("method", fl.names())
+@pytest.mark.parametrize("method", slow_except(fl.names(), "fedcm", "scaffold", "mime", "fedrobust"))
 def test_a_round_reads_few_values_however_many_clients_it_has(method: str) -> None:
     """Sums, server step and bundles of each method stay there; norms are read once for all clients and tensors."""
     for kind in (Held, HeldTogether):

@@ -261,7 +261,7 @@ class AnyOrder(RuleBasedStateMachine):
 class TestAnyOrder(AnyOrder.TestCase):  # type: ignore[misc, valid-type] # hypothesis makes this class
     """100 orders of up to 40 events break no invariant, and each run that they lead to can end."""
 
-    settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+    settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.slow

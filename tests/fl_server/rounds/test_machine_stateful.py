@@ -336,7 +336,7 @@ class AnyOrder(RuleBasedStateMachine):
 class TestAnyOrder(AnyOrder.TestCase):  # type: ignore[misc, valid-type] # hypothesis makes this class
     """150 orders of up to 30 events break no invariant, and each run that they lead to can end."""
 
-    settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+    settings = settings(max_examples=75, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def undisturbed_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Fi
 DEATHS = range(9, WRITES + 1)
 
 
-@pytest.mark.parametrize("dies_at", slow_except([*DEATHS, "save"], 14, 29, "save"))
+@pytest.mark.parametrize("dies_at", slow_except([*DEATHS, "save"], 14, "save"))
 async def test_a_kill_after_any_write_changes_no_bit(
     tmp_path: Path, undisturbed_files: tuple[Any, Files], dies_at: int | str
 ) -> None:
@@ -112,7 +112,7 @@ async def exported(world: World, round_: str, model: str = "") -> bytes:
     return b"".join([each.chunk.data async for each in messages])
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", slow_except(RULES, "window"))
 async def test_it_is_the_float64_mean_of_the_exported_models(tmp_path: Path, rule: str) -> None:
     """Summed in the order of the rounds and rounded once, bit for bit; integer buffers are those of the latest model.
 

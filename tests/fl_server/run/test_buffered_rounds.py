@@ -28,7 +28,7 @@ async def test_the_models_follow_from_the_order_in_the_ledger(tmp_path: Path) ->
     assert models_of(tmp_path / "again", lists, updates) == digests
 
 
-@pytest.mark.parametrize("dies_at", slow_except(DEATHS, *DEATHS[::12]))
+@pytest.mark.parametrize("dies_at", slow_except(DEATHS, *DEATHS[::24]))
 async def test_a_kill_after_any_write_loses_nothing(tmp_path: Path, dies_at: int) -> None:
     """The order in the ledger makes the same models. A counted device has its outcome, and no other has one."""
     digests, lists, updates, devices = await buffered_run(tmp_path / "run", dies_at)

@@ -39,7 +39,7 @@ def test_the_writes_of_a_run(undisturbed: Undisturbed) -> None:
         ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dies_at", slow_except(DEATHS, *DEATHS[::6]))
+@pytest.mark.parametrize("dies_at", slow_except(DEATHS, *DEATHS[::12]))
 async def test_a_kill_after_any_write_changes_no_bit(tmp_path: Path, undisturbed: Undisturbed, dies_at: int) -> None:
     """Models, metrics and accepted lists are equal, even if a device lost its computed updates.
 

@@ -74,6 +74,7 @@ def test_the_model_learns(digits: Digits) -> None:
     assert after["loss"] < before["loss"]
 
 
+@pytest.mark.slow  # numbers, shapes and values of the scans are checked above
 def test_the_scans_are_those_of_scikit_learn(digits: Digits) -> None:
     """Read from its file, they are what the library gives: each scan with its digit, as it always was."""
     from sklearn.datasets import load_digits  # noqa: PLC0415 - a second, which other workers need not spend

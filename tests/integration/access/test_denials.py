@@ -115,6 +115,7 @@ def test_a_restore_without_the_list_changes_nothing(restored: Restored) -> None:
     assert restored.accepted() == ["stolen", "hostile"]
 
 
+@pytest.mark.slow  # fl_server/enrollment and fl_server/clients have this without processes
 def test_a_lifted_ban_does_not_come_back_at_a_start(restored: Restored) -> None:
     """The list is written before a ban ends, so no start bans the device again."""
     restored.server.serve()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +17,7 @@ from fl_server.rounds.sampling import Draw, draw_fixed
 from protos.fl.v1 import admin_pb2, coordinator_pb2, coordinator_pb2_grpc
 from protos.fl.v1 import coordinator_pb2 as pb
 from tests.processes.federation import TASK, Coordinator, Daemon, Fleet
-from tests.processes.process import TIMEOUT_S, Workspace, eventually
+from tests.processes.process import TIMEOUT_S, Workspace, eventually, run_program
 from tests.processes.raw_client import RawClient, Update, messages
 
 SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16))
@@ -225,10 +223,7 @@ def test_a_run_draws_only_clients_of_its_version(fleet: Fleet) -> None:
         assert "raw-new" not in {each.client_id for each in old}
         by_version = admin.clients.list_clients(order=admin_pb2.CLIENT_ORDER_VERSION)
         assert by_version[-1].client_id == "raw-new"
-        found = subprocess.run(
-            [sys.executable, "-m", "fl_client", "doctor", "--config", str(daemon.config), "--json"],
-            capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-        )  # fmt: skip
+        found = run_program("fl_client", "doctor", "--config", str(daemon.config), "--json", folder=daemon.folder)
         said = [each for each in json.loads(found.stdout)["findings"] if each["check"] == "version"]
         assert [each["level"] for each in said] == ["WARN"]
         assert "expected impetus 99 or newer, which a run of this coordinator requires" in said[0]["said"]

@@ -146,6 +146,7 @@ def _runs(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow  # the first test creates runs beside a healthy one whose tasks hang
 def test_a_slow_model_holds_up_no_other_creation(fleet: Fleet) -> None:
     """While a task's model() hangs, other runs are created; after the time limit its creation is refused."""
     refused: list[str] = []
@@ -165,6 +166,7 @@ def test_a_slow_model_holds_up_no_other_creation(fleet: Fleet) -> None:
     assert refused
 
 
+@pytest.mark.slow  # fl_server/run/evaluation has this without processes
 def test_evaluations_of_stopped_runs_give_way(fleet: Fleet) -> None:
     """A run that waits for a place says which runs are evaluated; those that are stopped then give way to it."""
     limit_evaluations(fleet, 60.0)

@@ -66,6 +66,7 @@ def test_simulation_run_and_replay_have_the_same_bits(fleet: Fleet, name: str) -
     assert [each[0] for each in plain] != [each[0] for each in came]
 
 
+@pytest.mark.slow  # the test of differences below counts bytes, too
 def test_fewer_bytes_travel(fleet: Fleet) -> None:
     """Of the same run. Its model of 43 parameters has more scales and gaps for a byte of values than a large one."""
     received = {}

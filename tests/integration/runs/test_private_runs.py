@@ -18,7 +18,7 @@ from tests.processes.process import HERE, Workspace, eventually
 from tests.processes.simulated import replay, simulated_digests
 
 PRIVACY = {"unit": "record", "noise_multiplier": 1.5, "clip": 0.5, "delta": 1e-5}
-ROUNDS, STEPS, EXAMPLES, BATCH = 3, 4, 64, 16
+ROUNDS, STEPS, EXAMPLES, BATCH = 2, 4, 64, 16
 
 
 class KnownSecrets(Fleet):

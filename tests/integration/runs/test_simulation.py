@@ -88,12 +88,16 @@ def test_a_simulated_run_is_the_networked_run(fleet: Fleet, method: str) -> None
         pytest.param(
             {"stop": {"patience": 1, "metric": "accuracy", "rounds": 20}}, id="no-improvement", marks=pytest.mark.slow
         ),
-        pytest.param({"round": {"clients_per_round": 3, "quorum": 3, "reducer": "median"}}, id="median"),
+        pytest.param(
+            {"round": {"clients_per_round": 3, "quorum": 3, "reducer": "median"}}, id="median", marks=pytest.mark.slow
+        ),
         pytest.param(
             {"algorithm": {"name": "mime"}, "stop": {"rounds": 6}}, id="limits-by-default", marks=pytest.mark.slow
         ),
         pytest.param(
-            {"algorithm": {"name": "fedavg"}, "round": {"clients_per_round": 3, "max_client_share": 0.3}}, id="shares"
+            {"algorithm": {"name": "fedavg"}, "round": {"clients_per_round": 3, "max_client_share": 0.3}},
+            id="shares",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_run_with_a_buffer_is_saved_at_its_end(simulated: Simulated, tmp_path:
         assert third.ending == second.ending
 
 
-@pytest.mark.parametrize("name", slow_except(CASES, "scaffold", "mime", "bernoulli"))
+@pytest.mark.parametrize("name", slow_except(CASES, "scaffold"))
 def test_a_continued_run_has_the_bits_of_one_without_a_stop(simulated: Simulated, tmp_path: Path, name: str) -> None:
     """Three rounds, a new simulation, one round, a new simulation, and the rest: results, models, states and ending."""
     with simulated(**table(CASES[name])) as whole:
@@ -250,7 +250,7 @@ def test_one_process_at_a_time(simulated: Simulated, tmp_path: Path) -> None:
         RunSave(tmp_path / "saved", SETTINGS)
 
 
-@pytest.mark.parametrize("stage", ["before", "after"])
+@pytest.mark.parametrize("stage", slow_except(["before", "after"], "before"))
 def test_a_save_that_does_not_finish_leaves_the_one_before(
     simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
