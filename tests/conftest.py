@@ -76,6 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if TEMPORARY not in os.environ:
         os.environ[TEMPORARY] = os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-")
+        Path(tempfile.tempdir).chmod(0o711)  # another user runs PostgreSQL in a folder of its own there
         Finalize(None, shutil.rmtree, (tempfile.tempdir, True), exitpriority=-1000)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ EARLY = [name for name in forks.HEAVY if name in sys.modules]
 """Those of them that a program imports at its start, or when it makes a model of limited size: none."""
 forks.import_heavy()
 # The statements that make a ledger's tables, and its migrations.
-with TemporaryDirectory() as folder:
+with TemporaryDirectory(dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")) as folder:  # a short run may have ended meanwhile
     importlib.import_module("fl_server.store.database.store").open_sqlite(Path(folder) / "ledger.sqlite").close()
 # Programs tell these versions at their start, and read the packages' data for them.
 for name in ("impetus-fl", "torch", "grpcio"):
