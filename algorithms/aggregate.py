@@ -94,7 +94,7 @@ def weighted_sums(blocks: Iterable[torch.Tensor], coefficients: Sequence[Sequenc
 
 def _sum_of_rows(blocks: torch.Tensor, row: Sequence[float]) -> torch.Tensor:
     """sum_i row[i] * blocks[i] with the bits of `weighted_sums`: products first, then one addition after the other."""
-    factors = torch.tensor(row, dtype=torch.float64, device=blocks.device)
+    factors = tree.uploaded(row, torch.float64, blocks.device)
     products = blocks.double() * factors.view(-1, *[1] * (blocks.ndim - 1))
     if blocks.device.type == "cpu":  # elsewhere the order of a cumulative sum's additions is not promised
         return products.cumsum(0)[-1].to(master_dtype(blocks.dtype), copy=True)

@@ -10,7 +10,8 @@ take `into`: memory from `scratch` for the result, which may also be an operand.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -73,6 +74,16 @@ def lerp(a: Tensors, b: Tensors, weight: float) -> Tensors:
 def to(a: Tensors, device: torch.device) -> Tensors:
     """The tensors on a device; those that are there are not copied."""
     return map(lambda tensor: tensor.to(device), a)
+
+
+def uploaded(numbers: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of numbers on a device, which is not waited for."""
+    return torch.tensor(numbers, dtype=dtype).to(device, non_blocking=True)
+
+
+def rows_of(tensor: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+    """tensor[numbers], without waiting for its device."""
+    return tensor[uploaded(numbers, torch.int64, tensor.device)]
 
 
 def norm(a: Tensors) -> torch.Tensor:

@@ -141,7 +141,9 @@ def totals_of(batches: Iterable[BatchSums], examples: int) -> Totals:
         count += size
     if count != examples:
         raise TaskError(f"expected {examples} examples to evaluate on, as the task states, got {count}")
-    means = {name: float(total) / count for name, total in totals.items()}
+    # One transfer for all, because each waits for the device.
+    read = torch.stack([torch.as_tensor(total, dtype=torch.float64) for total in totals.values()] or [torch.zeros(0)])
+    means = {name: total / count for name, total in zip(totals, read.tolist(), strict=False)}
     return Totals(count, means, {key: statistic.cpu().numpy() for key, statistic in statistics.items()})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import logging
@@ -28,6 +29,7 @@ from tests.processes.process import OPEN_WORKSPACES, Workspace
 from tests.s3_server import S3Server
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 TESTS = Path(__file__).parent
@@ -219,3 +221,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         for process in (process for workspace in OPEN_WORKSPACES for process in workspace.processes):
             report.sections.append((f"{process.name}, exit code {process.exit_code}", process.tail()))
     return report
+
+
+@pytest.fixture
+def gpu() -> Iterator[torch.device]:
+    """A GPU, or what stands for one on a machine without."""
+    import torch  # noqa: PLC0415 - most tests need no torch
+
+    from tests import stand_in_gpu  # noqa: PLC0415
+
+    with contextlib.nullcontext() if torch.cuda.is_available() else stand_in_gpu.in_use():
+        yield stand_in_gpu.GPU

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from algorithms.batched import stacked
 from algorithms.batched.batches import StepBatches, copies_of_first, fillable
 from algorithms.batched.modules import CountedNumbers, Numbers, OwnNumbers, RandomStream
-from algorithms.batched.recording import NotRecorded, Step, record
+from algorithms.batched.recording import NotRecorded, Recorder, Step
 from algorithms.batched.strategies import Holder, Inputs, Name, OneByOne, Strategy, Together, losses_of_examples
 from algorithms.batches import Batch, examples_of, leaves, to_device
 from algorithms.client import LocalData
@@ -129,6 +129,9 @@ class _Trial:
             if self._device.type == "cuda"
             else OwnNumbers([RandomStream(self._device, 0) for _ in range(clients)])
         )
+        self._recorder = Recorder(self._device)
+        self._kept: list[Inputs] = []
+        """What the recorded passes work on."""
 
     def pass_of(self, strategy: Strategy) -> Step:
         """A pass that was made once, recorded on CUDA if that is possible. Raises what the pass raises."""
@@ -140,7 +143,8 @@ class _Trial:
 
         make()
         with suppress(NotRecorded):
-            return record(make, [], self._device) if self._device.type == "cuda" else make
+            self._kept.append(inputs)
+            return self._recorder.record(make, []) if self._device.type == "cuda" else make
         return make
 
 

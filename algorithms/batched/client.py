@@ -176,8 +176,8 @@ def _full_gradients(model: nn.Module, members: Members, strategy: Strategy) -> t
         buffers = stacked.repeated({name: buffer.detach() for name, buffer in model.named_buffers()}, len(positions))
         g, _ = StackedGradients(strategy, settings, buffers, numbers.of(positions)).compute(point, batches)
         sizes = batches.sizes
-        weighed = stacked.scale(g, like.new_tensor(sizes))
-        rows = torch.tensor(positions, device=like.device)
+        weighed = stacked.scale(g, tree.uploaded(sizes, like.dtype, like.device))
+        rows = tree.uploaded(positions, torch.int64, like.device)
         for name, total in totals.items():
             total.index_add_(0, rows, weighed[name])
         numbers.next_step()
@@ -187,5 +187,5 @@ def _full_gradients(model: nn.Module, members: Members, strategy: Strategy) -> t
     numbers.go_back(mark)
     if not all(counts):
         raise ValueError("expected at least one batch for a full gradient, got none; does this client hold examples?")
-    mean = stacked.scale(totals, like.new_tensor([1.0 / count for count in examples]))
+    mean = stacked.scale(totals, tree.uploaded([1.0 / count for count in examples], like.dtype, like.device))
     return rounded_like(x, mean), counts

@@ -94,7 +94,7 @@ class Contexts:
             return _nested(lambda tensor: tensor.expand(len(positions), *tensor.shape), found)
         trees: Any = (dict(self.states), dict(payloads))
         if len(positions) < len(self.omegas):
-            trees = _nested(lambda tensor: tensor[positions], trees[0]), _nested(lambda it: it[positions], trees[1])
+            trees = tuple(_nested(lambda tensor: tree.rows_of(tensor, positions), one) for one in trees)
         with _PerTensor():
             return vmap(lambda state, mine: function(replace(context, state=state), mine, positions[0]))(*trees)
 
@@ -190,5 +190,5 @@ def _nested(function: Callable[[Tensor], Tensor], found: Any) -> Any:
 def _joined(parts: Sequence[Any], order: Tensor) -> Any:
     first = parts[0]
     if isinstance(first, Tensor):
-        return torch.cat([*parts])[order.to(first.device)]
+        return torch.cat([*parts])[order.to(first.device, non_blocking=True)]
     return {name: _joined([part[name] for part in parts], order) for name in first}

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from algorithms import tree
+
 State = tuple[Tensor, Tensor | None]
 """The states of torch's default generators on the CPU and on the device."""
 
@@ -109,7 +111,8 @@ class CountedNumbers:
     def of_seeds(cls, seeds: Sequence[int], device: torch.device) -> CountedNumbers:
         """The numbers of the clients' training seeds, which have 64 bits at most."""
         return cls(
-            torch.tensor([*map(_signed, seeds)], device=device), torch.zeros(1, dtype=torch.int64, device=device)
+            tree.uploaded([*map(_signed, seeds)], torch.int64, device),
+            torch.zeros(1, dtype=torch.int64, device=device),
         )
 
     @property
@@ -128,7 +131,7 @@ class CountedNumbers:
     def of(self, positions: Sequence[int]) -> CountedNumbers:
         """See `OwnNumbers`."""
         whole = len(positions) == len(self._seeds)
-        return CountedNumbers(self._seeds if whole else self._seeds[list(positions)], self.step)
+        return CountedNumbers(self._seeds if whole else tree.rows_of(self._seeds, positions), self.step)
 
     def of_client(self, position: int) -> AbstractContextManager[None]:
         """See `OwnNumbers`. Nothing is seeded."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,46 +21,58 @@ class NotRecorded(Exception):
     """A step cannot be recorded; the text names the reason."""
 
 
-def record(step: Step, memory: Sequence[Tensor], device: torch.device) -> Step:
-    """What does the same as `step`, with the same bits. The step is made one time or more.
+class Recorder:
+    """Records steps of one device. On CUDA they share a pool of memory, which ends with the recorder and all of them.
 
-    memory: every tensor that changes between two steps. The others keep their values.
-
-    Raises:
-        NotRecorded: the step does what cannot be recorded.
-        OutOfMemoryError: there is no memory for it.
+    They may share it because no two are played at once, and nothing in it is read after another one was played.
     """
-    try:
-        return _graph(step, device) if device.type == "cuda" else _operations(step, memory)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise NotRecorded([*str(error).splitlines(), type(error).__name__][0]) from error
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._first: tuple[torch.cuda.CUDAGraph, torch.cuda.Stream] | None = None
+        """A recording that is never played, and the stream of all. It keeps the pool, which torch gives up when its
+        last recording ends, also with one that failed."""
+
+    def record(self, step: Step, memory: Sequence[Tensor]) -> Step:
+        """What does the same as `step`, with the same bits. The step is made one time or more.
+
+        memory: every tensor that changes between two steps. The others keep their values. The caller keeps all tensors
+        that the step reads or writes: on CUDA a recording knows only their places.
+
+        Raises:
+            NotRecorded: the step does what cannot be recorded.
+            OutOfMemoryError: there is no memory for it.
+        """
+        try:
+            return self._graph(step) if self._device.type == "cuda" else _operations(step, memory)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise NotRecorded([*str(error).splitlines(), type(error).__name__][0]) from error
+
+    def _graph(self, step: Step) -> Step:
+        with torch.cuda.device(self._device):
+            here = torch.cuda.current_stream()
+            try:
+                first, stream = self._first = self._first or _started()
+                stream.wait_stream(here)
+                # Libraries allocate their memory for a stream in a first step, which a recording must not have.
+                with torch.cuda.stream(stream):
+                    step()
+                here.wait_stream(stream)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=first.pool(), stream=stream):
+                    step()
+            finally:
+                torch.cuda.set_stream(here)  # torch stays on the stream of a recording that fails
+        return graph.replay
 
 
-def _graph(step: Step, device: torch.device) -> Step:
-    with torch.cuda.device(device):
-        aside, here = torch.cuda.Stream(), torch.cuda.current_stream()
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):  # libraries allocate their memory in a first step, which a graph must not have
-            step()
-        here.wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_first_graph(torch.cuda.current_device()).pool()):
-            step()
-    return graph.replay
-
-
-@cache
-def _first_graph(_device: int) -> torch.cuda.CUDAGraph:
-    """A recording that is never played. It keeps the memory that all recordings of a GPU share.
-
-    They may share it because no two are played at once, and nothing in it is read after one was played.
-    """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+def _started() -> tuple[torch.cuda.CUDAGraph, torch.cuda.Stream]:
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
         torch.zeros(1, device="cuda")
-    return graph
+    return graph, stream
 
 
 def _operations(step: Step, memory: Sequence[Tensor]) -> Step:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from algorithms import tree
 from algorithms.batched.batches import Planned
 from algorithms.batched.contexts import Rules
 from algorithms.batched.local import rates_by_step
@@ -96,7 +97,7 @@ def schedule_of(group: Group) -> Schedule:
 
     active = weights = None
     if group.short or group.uneven:
-        sizes = torch.tensor(planned.steps.sizes, device=ones.device)
+        sizes = tree.uploaded(planned.steps.sizes, torch.int64, ones.device)
         real = torch.arange(rows.shape[2], device=ones.device) < sizes[..., None]
         active = with_room(sizes > 0) if group.uneven else None
         weights = with_room(real / sizes.clamp(min=1)[..., None].to(ones.dtype)) if group.short else None
@@ -108,7 +109,7 @@ def rates_of_group(members: Members, like: Tensor) -> tuple[list[list[float]], T
     """The rates of the clients that make each step; and on the device [steps, clients], 0 where a client is done."""
     rates = rates_by_step(members.work.settings, members.steps)
     whole = [row + [0.0] * (len(members.steps) - len(row)) for row in rates]
-    return rates, torch.tensor(whole, dtype=torch.float64, device=like.device)
+    return rates, tree.uploaded(whole, torch.float64, like.device)
 
 
 def at(tensor: Tensor, number: Tensor) -> Tensor:

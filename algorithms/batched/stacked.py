@@ -43,7 +43,7 @@ def factor_of(values: Sequence[float], like: Tensor, neutral: float | None = Non
 
     It is float64, as numbers of Python are: a product of two factors is rounded to a model's dtype once.
     """
-    return None if set(values) == {neutral} else torch.tensor(values, dtype=torch.float64, device=like.device)
+    return None if set(values) == {neutral} else tree.uploaded(values, torch.float64, like.device)
 
 
 def scale(a: Tensors, factor: Tensor) -> Tensors:

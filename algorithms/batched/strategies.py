@@ -208,13 +208,13 @@ def losses_of_examples(loss: Loss, output: Any, target: Any) -> Tensor:
 
 
 def _rows(places: list[int], leaf: Tensor) -> Tensor:
-    return leaf[places]
+    return tree.rows_of(leaf, places)
 
 
 def _in_order(losses: Sequence[Tensor], parts: Sequence[tuple[int, list[int]]]) -> Tensor:
     """The losses of the parts' clients by their positions, [clients]."""
     order = torch.tensor([position for _, positions in parts for position in positions]).argsort()
-    return torch.cat([*losses])[order.to(losses[0].device)]
+    return torch.cat([*losses])[order.to(losses[0].device, non_blocking=True)]
 
 
 def _slopes(value: Tensor, leaves: list[Tensor], *, again: bool = False) -> list[Tensor]:

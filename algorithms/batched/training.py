@@ -23,7 +23,7 @@ from algorithms.batched.contexts import Rules
 from algorithms.batched.local import Steps
 from algorithms.batched.members import Members
 from algorithms.batched.modules import OwnNumbers
-from algorithms.batched.recording import NotRecorded, Step, record
+from algorithms.batched.recording import NotRecorded, Recorder, Step
 from algorithms.batched.schedules import Group, at, has_short_batches, rates_of_group, schedule_of
 from algorithms.batched.strategies import Strategy
 from algorithms.model_state import trainable_views
@@ -49,16 +49,17 @@ class _FixedSteps:
         self._steps = Steps(model, own, strategy, replace(group.members, numbers=self._numbers))
         self._schedule = schedule_of(group)
         self._losses = group.ones.new_zeros(self._schedule.rates.shape)
-        self._play: Step = self._step
+        self._play: Step | None = None
+        """None: the step is called. Kept here, its method would keep this object until Python searches for cycles."""
 
     @property
     def _memory(self) -> list[Tensor]:
         """All that changes between two steps, or between two groups."""
         return [*self._steps.memory, *self._schedule.tensors, *self._numbers.tensors, self._losses]
 
-    def record(self) -> None:
+    def record(self, recorder: Recorder) -> None:
         """Record the step, which changes the values. Raises NotRecorded, and OutOfMemoryError."""
-        self._play = record(self._step, self._memory, self._losses.device)
+        self._play = recorder.record(self._step, self._memory)
 
     def load(self, model: nn.Module, group: Group) -> None:
         """Take the values of another group of the shape."""
@@ -69,8 +70,9 @@ class _FixedSteps:
 
     def train(self, count: int) -> tuple[Steps, Tensor]:
         """Make so many steps; see `Training.train`. The next group overwrites the result."""
+        play = self._play or self._step
         for _ in range(count):
-            self._play()
+            play()
         return self._steps, self._losses[:count]
 
     def _step(self) -> None:
@@ -107,6 +109,7 @@ class Training:
         self.strategy, self._facts, self._clock, self._masks = strategy, facts, clock, masks
         self._seen: Counter[object] = Counter()
         self._recorded: dict[object, _FixedSteps] = {}
+        self._recorder: Recorder | None = None
         self._shortest = math.inf
         self.client_bytes = 0
         """The largest memory of a recorded step on CUDA, for each client of its group; 0 before the first."""
@@ -154,6 +157,7 @@ class Training:
     def forget(self) -> None:
         """Free the memory of all recorded steps."""
         self._recorded.clear()
+        self._recorder = None
 
     def _pays(self, shape: object, device: torch.device) -> bool:
         self._seen[shape] += 1
@@ -164,9 +168,9 @@ class Training:
         return not self._never
 
     def _record(self, shape: object, fixed: _FixedSteps, device: torch.device, clients: int) -> None:
-        before = reserved_bytes(device)
+        before, self._recorder = reserved_bytes(device), self._recorder or Recorder(device)
         try:
-            fixed.record()
+            fixed.record(self._recorder)
         except NotRecorded as error:
             self._never = str(error)
             return
@@ -190,8 +194,11 @@ class Training:
 
 
 def reserved_bytes(device: torch.device) -> int:
-    """Memory that torch holds on a GPU, that of recorded steps included; 0 for a CPU."""
-    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+    """Memory that torch uses on a GPU, that of recorded steps included; 0 for a CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()  # else the next recording would, in the middle of a measurement
+    return torch.cuda.memory_reserved(device)
 
 
 def _called(model: nn.Module, members: Members, rules: Rules, strategy: Strategy) -> tuple[Steps, Tensor]:

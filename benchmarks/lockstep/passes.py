@@ -28,7 +28,7 @@ from algorithms.batched import stacked
 from algorithms.batched.batches import StepBatches
 from algorithms.batched.choice import NAMES, make_strategy
 from algorithms.batched.modules import CountedNumbers
-from algorithms.batched.recording import record
+from algorithms.batched.recording import Recorder
 from algorithms.batched.strategies import Holder, Inputs, Name
 from algorithms.batches import forward_pair
 from algorithms.model_state import trainable_views
@@ -129,7 +129,7 @@ def measure(model: nn.Module, case: Case, *, profiled: bool) -> dict[str, Any]:
     strategy = make_strategy(case.strategy, Holder(model, forward_pair), functional.cross_entropy, fills=True)
     with changed(model, FORMS[case.form]):
         began = time.perf_counter()
-        play = record(lambda: strategy.compute(inputs), [], DEVICE)
+        play = Recorder(DEVICE).record(lambda: strategy.compute(inputs), [])
     play()
     torch.cuda.synchronize()
     made, found = time.perf_counter() - began, []

@@ -59,12 +59,12 @@ class HeldStates(SimulatedStates):
             }
         if not self._files.isdisjoint(clients) or self._tables is None or not self._fits(initial):
             return None
-        numbers = torch.tensor([self._numbers[client] for client in clients])
+        numbers = [self._numbers[client] for client in clients]
         memory: dict[str, dict[str, Tensor]] = {}
         for (symbol, name), table in self._tables.items():
-            rows = table[numbers.to(table.device)].to(self._device)
+            rows = tree.rows_of(table, numbers).to(self._device)
             if missing:
-                rows[missing] = initial[symbol][name]
+                rows[tree.uploaded(missing, torch.int64, self._device)] = initial[symbol][name]
             memory.setdefault(symbol, {})[name] = rows
         return memory
 
@@ -101,9 +101,9 @@ class HeldStates(SimulatedStates):
         self._rows.difference_update(client for client, _ in filed)
         for (_, clip_factor), (state, clients, rows) in held.items():
             memory = NextState(_rows_of(state.at_one, rows), _rows_of(state.at_zero, rows)).at(clip_factor)
-            numbers = torch.tensor([self._numbers[client] for client in clients])
+            numbers = [self._numbers[client] for client in clients]
             for (symbol, name), table in (self._tables or {}).items():
-                table[numbers.to(table.device)] = memory[symbol][name].to(table.device)
+                table[tree.uploaded(numbers, torch.int64, table.device)] = memory[symbol][name].to(table.device)
             self._rows.update(clients)
             self._files.difference_update(clients)
             self.changed.update(clients)
@@ -181,4 +181,6 @@ def _one_row(memory: Memory) -> Memory:
 
 
 def _rows_of(memory: Memory, numbers: list[int]) -> Memory:
-    return {symbol: tree.map(lambda it: it.detach()[numbers], tensors) for symbol, tensors in memory.items()}
+    return {
+        symbol: tree.map(lambda it: tree.rows_of(it.detach(), numbers), tensors) for symbol, tensors in memory.items()
+    }

@@ -189,7 +189,7 @@ class Engine:
         made, stats = self._stepped(snapshot, selected, earlier_sums)
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
-        return self._finished(snapshot, made), replace(
+        return self._finished(snapshot, made, stats), replace(
             stats,
             left_out=left_out(accepted.cohort, selected.cohort),
             capped=() if accepted.cohort is cohort else lighter(cohort, self.algorithm.weights(cohort), weights),
@@ -220,7 +220,7 @@ class Engine:
         if made.buffers:
             tree.copy_(made.buffers, reduce_buffers(self.config.round, updates, parts))
         largest = max(zip(parts, (entry.info.client_id for entry in entries), strict=True))[::-1]
-        return self._finished(snapshot, made), replace(stats, largest=largest)
+        return self._finished(snapshot, made, stats), replace(stats, largest=largest)
 
     def _told(self, snapshot: Snapshot, size: int) -> Told:
         """What the clients that begin from a snapshot are told. size: of the buffer of the step."""
@@ -259,7 +259,7 @@ class Engine:
         clip = snapshot.clip
         if rule is not None:
             clip = rule.next(clip, rule.count(clip, [norm for _, norm in cohort], noisy.noise_key))
-        return replace(self._finished(snapshot, made), clip=clip), replace(stats, clip=snapshot.clip)
+        return replace(self._finished(snapshot, made, stats), clip=clip), replace(stats, clip=snapshot.clip)
 
     def _centre(self, snapshot: Snapshot) -> fl.Tensors | None:
         """The part of the clients' deltas that the direction makes, in a private run; None if there is none."""
@@ -286,7 +286,7 @@ class Engine:
         made, stats = self._stepped(snapshot, self._accepted(snapshot, 0, cohort, ()), _NONE, secure)
         if made.buffers:
             tree.copy_(made.buffers, snapshot.buffers)
-        return self._finished(snapshot, made), stats
+        return self._finished(snapshot, made, stats), stats
 
     def _sum_noise(self, round_: int, draw: int, cohort: Sequence[fl.UpdateInfo]) -> SumNoise | None:
         """The noise of a round with secure aggregation and client-level privacy; None without the latter."""
@@ -335,9 +335,9 @@ class Engine:
             check_finite(f"the model as {dtype_names(made.state.dtypes)}", made.rounded, made.round)
         return made, stats
 
-    def _finished(self, snapshot: Snapshot, made: Snapshot) -> Snapshot:
+    def _finished(self, snapshot: Snapshot, made: Snapshot, stats: ServerUpdateStats) -> Snapshot:
         self._bundles(made).check(made, 0, _NONE)
-        return made.measured().with_average(self.config.averaging, snapshot.averaged)
+        return replace(made, norm=stats.norm).with_average(self.config.averaging, snapshot.averaged)
 
     def _accepted(  # noqa: PLR0913, PLR0917 - what is read, and where it began
         self,

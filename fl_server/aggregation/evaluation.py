@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import algorithms as fl
-from algorithms.batched.recording import NotRecorded, Step, record
+from algorithms.batched.recording import NotRecorded, Recorder, Step
 from algorithms.model_state import fill
 from fl_common.units import counted
 from fl_server.aggregation.task_model import CPU, TaskModel
@@ -60,7 +60,7 @@ class RecordedEvaluation:
         self._sums = {name: torch.zeros_like(torch.as_tensor(value)) for name, value in first.sums.items()}
         self._statistics = {key: torch.zeros_like(torch.as_tensor(value)) for key, value in first.statistics.items()}
         try:
-            self._play: Step = record(self._step, self._memory, device)
+            self._play: Step = Recorder(device).record(self._step, self._memory)
         except torch.OutOfMemoryError as error:
             raise NotRecorded("there is no memory for it") from error
         except TaskError as error:  # of the recording: the same batch has just been evaluated

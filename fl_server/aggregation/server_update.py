@@ -47,8 +47,10 @@ _STATE = "a state of a device is valid only once its last update has counted, an
 
 @dataclass(frozen=True, slots=True)
 class ServerUpdateStats:
-    """Norms and weights of a server update, for the metrics."""
+    """Norms and weights of a server update."""
 
+    norm: float
+    """L2 norm of x_{t+1}."""
     aggregate: float
     """L2 norm of x_{t+1} - x_t."""
     direction: float
@@ -149,13 +151,14 @@ class _Lengths:
         kept = len(self._kept)
         if not all(map(math.isfinite, values[:kept])):
             return None
-        length, *size = values[kept : len(norms)]
+        norm, (length, *size) = values[0], values[kept : len(norms)]
         if not size:
-            return ServerUpdateStats(length, 0.0, 0.0)
+            return ServerUpdateStats(norm, length, 0.0, 0.0)
         product, parts = 0.0, iter(values[len(norms) :])
         for blocks in self._products:
             product -= sum(islice(parts, len(blocks)))
-        return ServerUpdateStats(length, size[0], product / (length * size[0]) if length and size[0] else 0.0)
+        cosine = product / (length * size[0]) if length and size[0] else 0.0
+        return ServerUpdateStats(norm, length, size[0], cosine)
 
 
 def _products(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:

@@ -113,8 +113,10 @@ class Examples:
         return 0
 
     def to(self, device: torch.device | str) -> Examples:
-        """The same examples on a device."""
-        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+        """The same examples on a device; a copy to a GPU is not waited for, one from it is."""
+        upload = torch.device(device).type == "cuda"
+        inputs, targets = (part.to(device, non_blocking=upload) for part in (self.inputs, self.targets))
+        return replace(self, inputs=inputs, targets=targets)
 
     def prepared(self) -> Tensor:
         """All inputs as the model gets them, without augmentation."""

@@ -254,7 +254,7 @@ class BatchedEngine(LocalEngine):
             rows = [*counted]
             both = NextState(
                 *(
-                    {symbol: tree.map(lambda it: it[rows], tensors) for symbol, tensors in memory.items()}
+                    {symbol: tree.map(lambda it: tree.rows_of(it, rows), tensors) for symbol, tensors in memory.items()}
                     for memory in (both.at_one, both.at_zero)
                 )
             )

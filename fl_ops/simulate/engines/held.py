@@ -15,6 +15,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from algorithms import tree
 from algorithms.aggregate import squares_of_rows
 from fl_client.training.payloads import PlacedPayload
 from fl_ops.simulate.run_files import MEMORY_SHARE, free_memory
@@ -65,7 +66,7 @@ class HeldInMemory:
         groups = {id(update.group): update.group for update in held}
         firsts = dict(zip(groups, accumulate((len(group.data) for group in groups.values()), initial=0), strict=False))
         rows = [_values(group.data, entry, start, count) for group in groups.values()]
-        return torch.cat(rows)[[firsts[id(update.group)] + update.number for update in held]]
+        return tree.rows_of(torch.cat(rows), [firsts[id(update.group)] + update.number for update in held])
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -83,7 +84,7 @@ class Rows:
 
     def only(self, numbers: Sequence[int]) -> Rows:
         """Some of them, in memory of their own."""
-        return Rows(self.data[list(numbers)], [self.squares[number] for number in numbers])
+        return Rows(tree.rows_of(self.data, numbers), [self.squares[number] for number in numbers])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

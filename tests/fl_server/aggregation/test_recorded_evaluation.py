@@ -17,8 +17,7 @@ from fl_tasks import Examples
 from fl_tasks.evaluation import evaluate, finished, totals_of
 from fl_tasks.metrics import Metric
 
-CPU, CUDA, ELSEWHERE = torch.device("cpu"), torch.device("cuda"), torch.device("meta")
-NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="recording needs CUDA")
+CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 EXAMPLES, BATCH = 70, 16
 
 
@@ -122,12 +121,11 @@ def test_a_model_elsewhere_is_evaluated_as_on_the_cpu(
     assert here.report == ""
 
 
-@NEEDS_CUDA
-def test_an_evaluation_is_recorded_on_cuda() -> None:
+def test_an_evaluation_is_recorded_on_cuda(gpu: torch.device) -> None:
     """Its metrics are those of the CPU to the rounding of sums; a number that the host reads is a reason not to."""
     for extra, recorded in ((torch.zeros_like, True), (lambda losses: losses * 0 + losses.max().item() * 0, False)):
         task: Any = Images(extra)
-        here, there = (EvaluatedModel(task, device, BATCH, seed=0) for device in (CPU, CUDA))
+        here, there = (EvaluatedModel(task, device, BATCH, seed=0) for device in (CPU, gpu))
         for seed in range(3):
             values = values_of(seed, task)
             assert there.evaluate(values) == pytest.approx(here.evaluate(values), rel=1e-4, abs=1e-6)
