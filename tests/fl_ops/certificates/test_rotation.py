@@ -18,6 +18,7 @@ from fl_ops.certificates.rotation import Rotation, Stage
 from fl_ops.errors import UsageError
 from fl_server.enrollment.authority import Authority
 from fl_server.settings.sections import EnrollmentConfig
+from tests.marks import slow_except
 from tests.processes.killed_daemon import kill_at
 
 Step = Callable[[Path, str], object]
@@ -146,7 +147,7 @@ def kills(step: Callable[[Path], object], folder: Path, tmp_path: Path) -> Itera
         yield copy
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", slow_except(ROLES, ROLES[0]))
 @pytest.mark.parametrize(("earlier", "step"), [((), begin), ((begin,), sign), ((begin, sign), finish)])
 def test_a_kill_at_each_step_loses_nothing(
     folder: Path, tmp_path: Path, role: str, earlier: tuple[Step, ...], step: Step

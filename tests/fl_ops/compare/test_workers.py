@@ -24,6 +24,7 @@ from fl_ops.errors import Exit, Refused
 from fl_ops.simulate.engine_choice import EngineRequest
 from tests.fl_ops.compare.conftest import Read
 from tests.fl_ops.conftest import Fl
+from tests.marks import slow_except
 
 NewProcesses = Callable[[], set[BaseProcess]]
 
@@ -224,7 +225,7 @@ def test_a_cell_in_lockstep_is_another_cell(read: Read) -> None:
     assert RunCell(engine=options)(other, ignore, Means()).accuracies == pytest.approx(expected, abs=0.02)
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("rounds", slow_except([1, 2], 1))
 def test_a_cell_that_was_given_up_continues_where_it_was(read: Read, tmp_path: Path, rounds: int) -> None:
     """SystemExit after some of the two rounds, as at a time limit: the other rounds follow, with the same models."""
     cell, means = Plan(read(), nothing_done, ["FedCM"]).missing()[0], Means(1, tmp_path / "saved")

@@ -170,6 +170,7 @@ def test_absent_clients_are_listed_as_lost(fleet: Fleet) -> None:
     assert [offer.train_examples for offer in away.tasks] == [64]
 
 
+@pytest.mark.slow  # fl_server/clients/test_counted_updates has this without processes
 def test_metrics_count_the_ledgers_updates(fleet: Fleet) -> None:
     """Each client's counter of counted updates grows by its number of rounds."""
     before = {name: fleet.server.client(name).updates_counted for name in fleet.daemons}

@@ -104,6 +104,7 @@ def test_an_update_that_cannot_be_written_is_not_acknowledged(workspace: Workspa
     assert trained(workspace, run) == [1, 1]
 
 
+@pytest.mark.slow  # lives of depth 2 have kills on full disks
 def test_a_coordinator_killed_on_a_full_disk_starts_from_the_old_state(
     workspace: Workspace, server: Coordinator
 ) -> None:

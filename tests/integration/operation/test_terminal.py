@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.marks import slow_except
 from tests.processes.federation import Fleet
 from tests.processes.process import run_fl
 from tests.processes.terminal import Terminal
@@ -108,7 +107,8 @@ def test_a_watch_shows_clients_and_values(fleet: Fleet, connection: list[str], t
         assert terminal.ends() == 0
 
 
-@pytest.mark.parametrize("by", slow_except(["rounds", "bytes", "time"], "rounds"))
+@pytest.mark.slow  # tests/fl_ops/render has the pictures without processes
+@pytest.mark.parametrize("by", ["rounds", "bytes", "time"])
 def test_a_picture_of_two_runs(fleet: Fleet, connection: list[str], tmp_path: Path, by: str) -> None:
     """A PNG of some size; an older file is kept; a run without values is refused and leaves no file."""
     names = [f"drawn-{by}-{number}" for number in range(2)]

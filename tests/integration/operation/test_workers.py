@@ -73,6 +73,7 @@ def test_a_run_goes_on_at_another_worker(fleet: Fleet, workspace: Workspace, und
     assert undisturbed == fleet.server.digests("goes-on")
 
 
+@pytest.mark.slow  # test_workers_elsewhere has this with workers that share no folder
 def test_a_killed_coordinator_continues_with_its_workers(
     fleet: Fleet, workspace: Workspace, undisturbed: list[str]
 ) -> None:

@@ -61,7 +61,6 @@ def values(fleet: Fleet, run: str, metric: str) -> list[float]:
             ("gloss", {"lower_is_better": False}, max),
             ("clients_perplexity", {}, min),
         ],
-        ("gloss", {"lower_is_better": False}, max),
         ("clients_perplexity", {}, min),
     ),
 )
@@ -98,6 +97,7 @@ def test_simulated_values_are_those_of_processes(fleet: ScoredFleet) -> None:
     assert [done.metrics for done in simulated] == [dict(each.metrics) for each in rounds]
 
 
+@pytest.mark.slow  # test_personal has a run whose clients evaluate the averaged model
 def test_clients_evaluate_the_averaged_model(fleet: ScoredFleet) -> None:
     """Its values, over sums too, have the same bits in a simulation, from the round on in which there is one.
 

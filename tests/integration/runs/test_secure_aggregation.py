@@ -66,6 +66,7 @@ def received(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if "received" in name}
 
 
+@pytest.mark.slow  # fl_ops/simulate/test_secure_runs has these sums without processes
 @pytest.mark.parametrize(
     ("algorithm", "local", "section"),
     [
@@ -74,7 +75,6 @@ def received(metrics: Mapping[str, float]) -> dict[str, float]:
             UNEQUAL,
             {"min_steps": 1, "max_examples": 40},
             id="fedcm",
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             {"name": "scaffold", "parameters": {"option": "I"}},
@@ -82,7 +82,7 @@ def received(metrics: Mapping[str, float]) -> dict[str, float]:
             {"clips": {"variate_change": 5.0}},
             id="scaffold",
         ),
-        pytest.param({"name": "feddyn"}, {**UNEQUAL, "continue_data": True}, {}, id="personal", marks=pytest.mark.slow),
+        pytest.param({"name": "feddyn"}, {**UNEQUAL, "continue_data": True}, {}, id="personal"),
     ],
 )
 def test_several_payloads_in_one_masked_update(

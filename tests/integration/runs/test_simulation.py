@@ -44,7 +44,7 @@ def over_the_wire(server: Coordinator, name: str) -> list[Round]:
     return [(done.model_digest, dict(done.metrics), done.training_loss) for done in server.rounds(name)]
 
 
-@pytest.mark.parametrize("method", slow_except(fl.names(), "fedcm", "scaffold", "mime"))
+@pytest.mark.parametrize("method", slow_except(fl.names(), "scaffold", "mime"))
 def test_a_simulated_run_is_the_networked_run(fleet: Fleet, method: str) -> None:
     """Models and numbers are equal for every method, because both use the same code."""
     population = 3 if fl.build(method).needs_population else 0
@@ -175,6 +175,7 @@ def test_buffers_and_frozen_parts(workspace: Workspace, model: str) -> None:
     assert simulated(model, **sections) == over_the_wire(server, model)
 
 
+@pytest.mark.slow  # the test below kills a daemon and replays the run, too
 def test_a_run_that_lost_a_daemon_is_replayed(fleet: Fleet) -> None:
     """First arrivals close the rounds, and a daemon dies during training. The accepted lists give the same models."""
     fleet.hold()

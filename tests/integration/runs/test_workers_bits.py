@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.marks import slow_except
 from tests.processes.federation import Coordinator, Daemon, Fleet
 from tests.processes.process import HERE, Workspace
 from tests.processes.simulated import simulated_digests
@@ -41,7 +40,8 @@ def fleet_with_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         yield fleet
 
 
-@pytest.mark.parametrize("name", slow_except(RUNS, "encoded"))
+@pytest.mark.slow  # operation/test_workers has the bits of a run through a worker
+@pytest.mark.parametrize("name", RUNS)
 def test_every_form_of_update_has_the_simulated_bits(fleet_with_workers: Fleet, name: str) -> None:
     """Norms, clip factors and models are the same."""
     sections = {**RUNS[name], "stop": {"rounds": 2}}

@@ -37,7 +37,8 @@ def secured(module_workspace: Workspace, pki: Pki) -> Coordinator:
 def with_page(pki: Pki) -> dict[str, Any]:
     """Settings with certificates and a page."""
     tls = {"tls": server_section(pki.issue("server", "s")), "web_tls": page_section(pki)}
-    return {"insecure": False, "web_listen": "127.0.0.1:0", **tls}
+    limits = {"refusals_per_minute": 0}  # refusals of one test do not keep those of the next out of the audit log
+    return {"insecure": False, "web_listen": "127.0.0.1:0", "limits": limits, **tls}
 
 
 def close_all(connections: list[socket.socket], server: Coordinator) -> None:

@@ -23,6 +23,7 @@ from fl_ops.simulate.reports import Step
 from fl_ops.simulate.seeds import Job, Report, simulate
 from fl_ops.simulate.settings import read_simulation
 from fl_tasks import load_task
+from tests.marks import slow_except
 from tests.processes.process import eventually
 
 ROOT = Path(__file__).parents[4]
@@ -255,17 +256,17 @@ def test_a_wrong_option_has_no_traceback(config: WriteConfig) -> None:
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
 
 
-def test_folders_for_a_task_with_data_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seeds", slow_except(["0", "0,1"], "0"))
+def test_folders_for_a_task_with_data_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: str) -> None:
     """One line says what to do, also from a process of its own."""
     monkeypatch.chdir(tmp_path)
     for name in ("client-000", "client-001"):
         Path("data", name).mkdir(parents=True)
     Path("run.toml").write_text('task = {name = "digits"}\n[simulation]\nclients = 2\nfolders = "data/{name}"\n')
-    for seeds in ("0", "0,1"):
-        result = fl("run.toml", "--seeds", seeds, "--processes", 2)
-        assert result.exit_code == 2, result.output
-        assert result.output.count("Traceback") == 0
-        assert "got the folder data/client-000: remove the folder" in result.output
+    result = fl("run.toml", "--seeds", seeds, "--processes", 2)
+    assert result.exit_code == 2, result.output
+    assert result.output.count("Traceback") == 0
+    assert "got the folder data/client-000: remove the folder" in result.output
 
 
 def test_progress_within_a_round(config: WriteConfig) -> None:

@@ -81,7 +81,9 @@ def test_every_method_has_the_same_bits(simulated: Simulated, method: str, share
     "sections",
     [
         pytest.param(
-            {"task": {"options": {"part": 0.25}}, "evaluation": {"clients_every": 1}}, id="evaluation-on-clients"
+            {"task": {"options": {"part": 0.25}}, "evaluation": {"clients_every": 1}},
+            id="evaluation-on-clients",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             {
@@ -91,7 +93,9 @@ def test_every_method_has_the_same_bits(simulated: Simulated, method: str, share
             },
             id="averaged-on-clients",
         ),
-        pytest.param({"round": {"clients_per_round": 3, "reducer": "median", "quorum": 3}}, id="median"),
+        pytest.param(
+            {"round": {"clients_per_round": 3, "reducer": "median", "quorum": 3}}, id="median", marks=pytest.mark.slow
+        ),
         pytest.param(
             {"round": {"close": "goal", "over_selection": 1.5}, "stop": {"rounds": 10}},
             id="first-arrivals",
