@@ -163,8 +163,8 @@ class LiveTable:
 
     def _title(self) -> str:
         run = self.progress.run
-        eligible = f"{counted(run.eligible_clients, 'client')} eligible"
-        return f"{run.run_id}  {run_state(run.state)}  {rounds_text(run)} rounds  {eligible}"
+        eligible = "" if run.HasField("ended") else f"  {counted(run.eligible_clients, 'client')} eligible"
+        return f"{run.run_id}  {run_state(run.state)}  {rounds_text(run)} rounds{eligible}"
 
     def _values(self, width: int) -> str:
         """The newest values of the run's metric as a line of bars."""

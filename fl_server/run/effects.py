@@ -168,7 +168,7 @@ class Effects:
         """Report that too few clients are eligible."""
         control = self._control
         waiting = f"clients that could be drawn: {command.present} of {command.needed} here"
-        if control.run_status.waits(waiting):
+        if control.run_status.waits(waiting, command.present):
             why = why_waiting(self._context, control)
             log.info("run_waits", run=self._context.run_id, why=why)
             await control.run_status.save("run_waits", why)

@@ -132,6 +132,8 @@ class RunStatus:
         """The run's row in the ledger, as it is written next."""
         self.waiting_reason = ""
         """Why the run makes no progress; empty while it does."""
+        self._most_present = 0
+        """The most clients at a time in this wait that could be drawn."""
         self.write_failure = self._reason_before_failure = ""
         """Why nothing can be written, empty while it can; and the `waiting_reason` from before."""
         self.upload_failure = ""
@@ -208,10 +210,19 @@ class RunStatus:
         """Change fields that the next write of the row has."""
         self.record = replace(self.record, **changes)
 
-    def waits(self, reason: str) -> bool:
-        """The run makes no progress. Returns False if that is known; else the caller saves it."""
+    def waits(self, reason: str, present: int) -> bool:
+        """The run makes no progress. Returns False if that is known; else the caller saves it.
+
+        present: the clients that could be drawn. Known is also that fewer are: clients that come and go, and work for
+        other runs, would fill the history of a run that waits.
+        """
         known, self.waiting_reason = self.waiting_reason, reason
-        return reason != known
+        if known and present <= self._most_present:
+            if reason != known:
+                self._context.watchers.publish(Progress("phase", self._run.state.phase.value))
+            return False
+        self._most_present = present
+        return True
 
     async def goes_on(self) -> None:
         """The run makes progress."""

@@ -181,7 +181,7 @@ def under_way(run: pb.RunStatus) -> list[Fact]:
         fact("buffer", in_buffer if run.HasField("buffer") else ""),
         fact("awaited", awaited(run)),
         fact("waits for", run.waiting_for),
-        fact("eligible clients", str(run.eligible_clients)),
+        fact("eligible clients", "" if run.HasField("ended") else str(run.eligible_clients)),
         fact("over-selection", f"{run.over_selection:.2f} clients for each update" if run.over_selection > 1 else ""),
     ]
 

@@ -157,3 +157,17 @@ async def test_an_encoding_of_the_future_is_ignored(world: World) -> None:
     new = await offering(world, "new", encodings=[99, ENCODING_INT8])
     await world.create(round={"clients_per_round": 1}, encodings={"update": "int8"})
     assert list((await new.assigned()).upload_encodings) == [ENCODING_INT8]
+
+
+async def test_clients_at_work_for_another_run_write_no_history(world: World) -> None:
+    """A run waits for three clients, and the two here come and go for another run: its history has one wait."""
+    for name in ("a", "b"):
+        await Device(name).connect(world)
+    waiting = await world.create(name="waiting", round={"clients_per_round": 3, "min_clients": 3})
+    await until(lambda: waiting.status == "waiting", "it waits")
+    other = await world.create(name="other", round={"clients_per_round": 2, "min_clients": 2}, stop={"rounds": 6})
+    await until(lambda: other.ended, "the other run ends")
+    assert len([entry for entry in world.store.history("waiting") if entry.event == "run_waits"]) == 1
+    await waits_for(waiting, "clients that could be drawn: 2 of 3 here")
+    await Device("c").connect(world)
+    await until(lambda: waiting.rounds.committed, "it goes on")
