@@ -108,7 +108,7 @@ class Metrics:
         self.round_seconds = histogram("fl_round_seconds", "From the first draw to the commit.", _SECONDS)
         self.staleness = histogram(
             "fl_update_staleness_rounds",
-            "Rounds from the model that an update was made from to the round it came in; late ones too.",
+            "Rounds from the model that an update was made from to the round that has it; late ones too.",
             STALENESS,
         )
 

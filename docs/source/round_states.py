@@ -72,7 +72,7 @@ _GRAPH = Graph(dict.fromkeys("ab", frozenset("ab")), threshold=2, quorum=2, fewe
 _EVENTS: tuple[e.Event, ...] = (
     *(e.RosterChanged(clients, settled=True) for clients in ((), ("a", "b"))),
     *(kind(client) for kind in (e.ClientDroppedOut, e.ClientReturned) for client in "ab"),
-    *(e.UpdateAdmitted(client, b"") for client in "ab"),
+    *(e.UpdateAdmitted(((client, b""),)) for client in "ab"),
     *(
         e.UpdateRefused("a", "norm", ""),
         e.WorkFailed("a"),

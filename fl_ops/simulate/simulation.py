@@ -313,7 +313,7 @@ class Simulation:
     def _result(self, result: Contribution | NotDelivered, others: Sequence[Contribution] = ()) -> ev.Event:
         """The event of a client's result. others: updates that come with its own."""
         if isinstance(result, Contribution):
-            return ev.UpdateAdmitted(result.client, result.digest, tuple((one.client, one.digest) for one in others))
+            return ev.UpdateAdmitted(tuple((one.client, one.digest) for one in (result, *others)))
         return self._undelivered.failed(self._state, result)
 
     def _usable(self) -> tuple[str, ...]:

@@ -11,16 +11,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fl_common.units import counted
 from fl_server.admission.norms import UpdateContent
 from fl_server.aggregation.updates import Decoding, Source, UpdateShape
-from fl_server.clients.draw_rules import Requirements, offer_for
 from fl_server.run_settings.privacy import PrivacySection
 from fl_server.run_settings.sections import LocalSection
 from fl_server.store.errors import file_digest
-from fl_server.store.records import ClientRecord
 from fl_tasks.batches import count_steps
 from fl_tasks.metrics import wrong_name
 from fl_tasks.own_loop import MAX_EPOCHS, MAX_METRICS, MAX_VALUE, most_steps
@@ -103,9 +101,8 @@ class RegisteredData(NamedTuple):
     """Batches of an epoch if the client's task makes them; 0 if the run's batch size applies."""
 
 
-def registered_data(record: ClientRecord | None, requires: Requirements) -> RegisteredData:
-    """The data that a client registered for what a run requires; none if it has no such task."""
-    offer = offer_for(requires, record)
+def registered_data(offer: Mapping[str, Any] | None) -> RegisteredData:
+    """The data of a client's offer of a run's task; none without an offer."""
     return (
         RegisteredData()
         if offer is None

@@ -1,4 +1,4 @@
-"""The records of all clients, in memory and in the ledger, what became of their work, and who is told of a change.
+"""The records of all clients, in memory and in the ledger, for whom they work, what became of it, who is told of it.
 
 A restarted coordinator knows them again. Only the ledger counts work (`fl_server.store.client_work`): after an event in
 it, the counts of the clients concerned are read again.
@@ -10,6 +10,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -254,6 +255,41 @@ class ClientRecords:
 def _log_not_written(why: str) -> None:
     if why:
         log.warning("presence_not_written", error=why)
+
+
+class Workers:
+    """The run that each client works for now. Lives on the event loop."""
+
+    def __init__(self, changes: FleetChanges) -> None:
+        self._changes = changes
+        self._run_of: dict[str, str] = {}
+        self._workers: dict[str, set[str]] = {}
+        """`_run_of` by run."""
+
+    def change(self, run_id: str, begun: AbstractSet[str], done: AbstractSet[str]) -> None:
+        """Some clients have begun to work for the run, and some are done. Takes no longer for a large cohort."""
+        workers = self._workers.setdefault(run_id, set())
+        for client_id in done & workers:
+            del self._run_of[client_id]
+        workers -= done
+        for client_id in begun:
+            self._workers.get(self._run_of.get(client_id, run_id), workers).discard(client_id)
+            self._run_of[client_id] = run_id
+        workers |= begun
+        if not workers:
+            del self._workers[run_id]
+        if begun or done:
+            self._changes.changed()
+
+    def run_of(self, client_id: str) -> str:
+        """The run that the client works for now; empty for none."""
+        return self._run_of.get(client_id, "")
+
+    def of_others(self, run_id: str) -> list[tuple[str, str]]:
+        """The clients that work for other runs, each with its run."""
+        if len(self._run_of) == len(self._workers.get(run_id, ())):
+            return []
+        return [(client_id, of) for client_id, of in self._run_of.items() if of != run_id]
 
 
 class WorkCounts:

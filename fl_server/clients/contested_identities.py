@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from fl_server.clients.eligibility import Eligibility
+from fl_server.clients.client_records import Workers
 from fl_server.clients.sessions import Origin, Session, Sessions
 from fl_server.errors import Contested
 from fl_server.metrics import Metrics
@@ -88,8 +88,8 @@ class Contest:
 class ContestedIdentities:
     """Decides between an open session and a newcomer of the same identity. Lives on the event loop."""
 
-    def __init__(self, sessions: Sessions, eligibility: Eligibility, metrics: Metrics) -> None:
-        self._sessions, self._eligibility, self._metrics = sessions, eligibility, metrics
+    def __init__(self, sessions: Sessions, workers: Workers, metrics: Metrics) -> None:
+        self._sessions, self._workers, self._metrics = sessions, workers, metrics
         self._contests: dict[str, Contest] = {}
         metrics.contested.set_function(lambda: float(self.flapping()))
 
@@ -147,7 +147,7 @@ class ContestedIdentities:
         proven = self._sessions.proven.get(client_id)
         if proven == newcomer.instance_id:
             return False  # the newcomer is the daemon that worked last; the other took its place while it was away
-        return proven == older.instance_id or bool(self._eligibility.run_of(client_id))
+        return proven == older.instance_id or bool(self._workers.run_of(client_id))
 
     async def _wait_for_end(self, client_id: str, newcomer: Origin) -> None:
         """Return when the session is no longer defended, at the latest after HOLD_S."""

@@ -6,7 +6,6 @@ import asyncio
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from functools import partial
 from types import MappingProxyType
 from typing import Literal
@@ -16,7 +15,7 @@ import structlog
 from fl_common.rate_limits import TokenBuckets
 from fl_common.units import duration
 from fl_server.clients.attendance import Attendance, Roster
-from fl_server.clients.client_records import ClientRecords
+from fl_server.clients.client_records import ClientRecords, Workers
 from fl_server.clients.draw_rules import Candidate, Requirements, Selection, able, offer_for
 from fl_server.clients.quarantine import Quarantine
 from fl_server.store.records import ClientRecord
@@ -47,6 +46,8 @@ class Eligibility:
         self._records = records.in_memory()
         self._attendance = attendance
         self._quarantine = quarantine
+        self.workers = Workers(records.changes)
+        """The run that each client works for."""
         self._changes = records.changes
         self._returns = returns
         self._delayed: dict[str, asyncio.TimerHandle] = {}
@@ -54,9 +55,6 @@ class Eligibility:
         self._quarantine_ends: dict[str, asyncio.TimerHandle] = {}
         self._availability: dict[str, pb.Availability] = {}
         self.policy = PolicyRefusals()
-        self._run_of: dict[str, str] = {}
-        self._workers: dict[str, set[str]] = {}
-        """`_run_of` by run."""
         self._able = AbleClients(attendance.roster, self)
         records.watch(self._able.changed)
         attendance.roster.watch(self._able.changed)
@@ -69,8 +67,7 @@ class Eligibility:
             client: f"for {duration(round(self._quarantine.seconds_left(client)))} more"
             for client in self._quarantine.clients()
         }
-        others = len(self._run_of) > len(self._workers.get(run_id, ()))
-        at_work = {client: f"run {of}" for client, of in self._run_of.items() if of != run_id} if others else {}
+        at_work = {client: f"run {of}" for client, of in self.workers.of_others(run_id)}
         kept_out = {"quarantined": quarantined, "policy": self.policy.of(run_id), "at_work": at_work, **own}
         return Selection(requires, run_id, {reason: clients for reason, clients in kept_out.items() if clients})
 
@@ -109,25 +106,6 @@ class Eligibility:
         """Whether the client is able by all rules about the client alone."""
         record = self._records.get(client_id)
         return record is not None and able(Selection(requires), self._candidate(record))
-
-    def change_workers(self, run_id: str, begun: AbstractSet[str], done: AbstractSet[str]) -> None:
-        """Some clients have begun to work for the run, and some are done. Takes no longer for a large cohort."""
-        workers = self._workers.setdefault(run_id, set())
-        for client_id in done & workers:
-            del self._run_of[client_id]
-        workers -= done
-        for client_id in begun:
-            self._workers.get(self._run_of.get(client_id, run_id), workers).discard(client_id)
-            self._run_of[client_id] = run_id
-        workers |= begun
-        if not workers:
-            del self._workers[run_id]
-        if begun or done:
-            self._changes.changed()
-
-    def run_of(self, client_id: str) -> str:
-        """The run that the client works for now; empty for none."""
-        return self._run_of.get(client_id, "")
 
     def registered(self, request: pb.RegisterRequest) -> None:
         """Take the availability from a registration. A client that reports none may train."""

@@ -1,7 +1,8 @@
 """The clients of one coordinator: its parts by subject, what concerns all of them, and what operators do to them.
 
 `attendance` knows who is connected, `streams` has the messages to each client, `records` what the ledger keeps,
-`eligibility` who may be drawn, `quarantine` who is not drawn for a while, `sessions` the calls.
+`workers` who works for which run, `eligibility` who may be drawn, `quarantine` who is not drawn for a while, `sessions`
+the calls.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class Fleet:
         self.quarantine = Quarantine(config.quarantine)
         returns = TokenBuckets(limits.comebacks_per_min, 60.0)
         self.eligibility = Eligibility(self.records, self.attendance, self.quarantine, returns)
+        self.workers = self.eligibility.workers
         self.work = WorkCounts(ledger, self.records)
-        self.contested = ContestedIdentities(self.sessions, self.eligibility, metrics)
+        self.contested = ContestedIdentities(self.sessions, self.workers, metrics)
         self.registration = Registration(config, self.records, self.attendance, self.contested)
         metrics.sessions.set_function(lambda: float(len(self.sessions)))
         for presence in (Presence.PRESENT, Presence.SUSPECT):

@@ -66,7 +66,7 @@ class Quarantine:
 
         where: the run and the round, in words.
         """
-        if update.admitted or update.reason not in FAULTS:
+        if update.reason not in FAULTS:
             return None, None
         what = f"the last one in {where} ({update.refused_for}): {update.detail}"
         return self._count_refusal(update.client_id, ("an update refused", "updates refused"), what)

@@ -17,7 +17,7 @@ Source = Literal["server", "clients", "earlier"]
 """Where an evaluation comes from: the server's held-out data, or the clients'. "earlier": from the server's, of a model
 before the latest one."""
 Accepted = tuple[tuple[str, bytes], ...]
-"""(client, digest) of the accepted updates of an exchange, in the order of id bytes."""
+"""(client, digest) of updates; the accepted ones of an exchange are in the order of id bytes."""
 Fault = Literal["", "not_finite", "norm", "layout"]
 CulpritFault = Literal["", "not_finite", "norm"]
 """What is wrong with a refused update, as far as the faults of several clients may be one fault of the run."""
@@ -61,17 +61,10 @@ class RosterChanged:
 
 @dataclass(frozen=True, slots=True)
 class UpdateAdmitted:
-    """A client's update was admitted: it is in the spool and in the ledger."""
+    """Updates of clients were admitted: they are in the spool and in the ledger."""
 
-    client: str
-    digest: bytes
-    others: Accepted = ()
-    """The updates of other clients that came with it, in the order of arrival: no exchange closes between them."""
-
-    @property
-    def updates(self) -> Accepted:
-        """All of them."""
-        return ((self.client, self.digest), *self.others)
+    updates: Accepted
+    """The order is that of arrival: no exchange closes between them."""
 
 
 @dataclass(frozen=True, slots=True)

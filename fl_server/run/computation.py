@@ -118,7 +118,7 @@ class RoundComputation:
         except Diverged as error:
             self._diverged(updates, error)
             return
-        self._context.counters.assignments_ended("admitted", len(updates))
+        self._count_admitted(updates)
         self._control.post(ev.ExchangeReduced())
 
     async def _compute_model(self) -> None:
@@ -133,8 +133,6 @@ class RoundComputation:
             elif self._control.state.policy.buffered:
                 round_ = self._control.state.round
                 norms = await self._control.retry(lambda: model.compute_buffered(updates, sources, round_))
-                for update in updates:
-                    self._context.counters.staleness(round_ - update.round)
             else:
                 norms = await self._control.retry(lambda: model.compute_next(updates, sources, attempt))
         except (SecureAggregationError, SpoiledSum) as error:
@@ -150,10 +148,16 @@ class RoundComputation:
                 "updates_left_out", run=self._context.run_id, round=self._control.state.round, clients=norms.left_out
             )
         self._check_weights(norms, len(updates))
-        self._context.counters.assignments_ended("admitted", len(updates))
+        self._count_admitted(updates)
         private = self._control.config.client_privacy is not None or self._control.state.policy.secure
         self._context.counters.model_computed(norms, [] if private else [update.norm for update in updates])
         self._control.post(ev.StepComputed())
+
+    def _count_admitted(self, updates: Sequence[UpdateRecord]) -> None:
+        """Nobody can refuse these updates any more."""
+        self._context.counters.assignments_ended("admitted", len(updates))
+        for update in updates:
+            self._context.counters.staleness(self._control.state.round - update.round)
 
     def _outliers(self, updates: Iterable[UpdateRecord]) -> Culprits:
         context = self._context

@@ -54,6 +54,11 @@ class RunContext:
 
     run_id: str
     services: Services
+    fleet: Fleet
+    """The coordinator's clients."""
+    metrics: Metrics
+    store: Store
+    """The ledger's methods, for `RunControl.write` and `read`."""
     algorithm: fl.Algorithm
     code: Mapping[str, str]
     """Name, version and source of the task that clients must have."""
@@ -88,6 +93,9 @@ class RunContext:
         return cls(
             run_id=run_id,
             services=services,
+            fleet=services.fleet,
+            metrics=services.metrics,
+            store=services.ledger.store,
             algorithm=algorithm,
             code={"name": config.task.name, "version": version, "source": source, **_package(config)},
             method=_method(config.algorithm),
@@ -118,21 +126,6 @@ class RunContext:
     def fingerprint(self) -> tuple[str, str]:
         """(version, source) of the task that clients must have."""
         return self.code["version"], self.code["source"]
-
-    @property
-    def fleet(self) -> Fleet:
-        """The coordinator's clients."""
-        return self.services.fleet
-
-    @property
-    def metrics(self) -> Metrics:
-        """The coordinator's metrics."""
-        return self.services.metrics
-
-    @property
-    def store(self) -> Store:
-        """The ledger's methods, for `RunControl.write` and `read`."""
-        return self.services.ledger.store
 
     async def commit_of(self, round_: int) -> CommitRecord | None:
         """The commit of a round; None if the round is not committed."""

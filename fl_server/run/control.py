@@ -227,7 +227,8 @@ class RunControl(RunTasks):
             await self.carry_out(command)
         self._note_end()
         if isinstance(event, ev.UpdateAdmitted):
-            self.context.watchers.publish(Progress("admitted", event.client))
+            for client, _ in event.updates:
+                self.context.watchers.publish(Progress("admitted", client))
         await self.run_status.save_if_changed()
 
     def _advance(self, event: ev.Event) -> tuple[effects.Effect, ...]:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -26,6 +26,7 @@ from fl_server.rounds import events as ev
 from fl_server.rounds.state import RoundState
 from fl_server.run.context import RunContext
 from fl_server.run_settings.config import RunConfig
+from fl_server.store.records import ClientRecord
 from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
@@ -37,6 +38,8 @@ class EligibleClients:
     def __init__(self, context: RunContext, config: RunConfig, state: RoundState) -> None:
         """config: its labels and its task stay the same for the life of the run."""
         self._context, self._config = context, config
+        self._offers: dict[str, tuple[ClientRecord | None, Mapping[str, Any] | None]] = {}
+        """Each client's record, and its offer that the run uses, as they were last asked for."""
         self._version = -1
         """The fleet's version that `state.eligible` was computed from; -1: compute it again."""
         self._reserved = state
@@ -96,16 +99,23 @@ class EligibleClients:
         context, config, oldest = self._context, self._config, self._config.min_client_version
         return Requirements(context.task, config.labels, context.method, {"version": oldest} if oldest else ANY)
 
+    def offer_of(self, client: str) -> Mapping[str, Any] | None:
+        """The client's offer that the run uses; None if it has none. It is found once for each record of a client."""
+        record = self._context.fleet.records.find(client)
+        if (known := self._offers.get(client)) is None or known[0] is not record:
+            known = self._offers[client] = record, offer_for(self.requires, record)
+        return known[1]
+
     def data_of(self, client: str) -> str:
         """Name of the client's data that the run uses; empty for data without one."""
-        offer = offer_for(self.requires, self._context.fleet.records.find(client))
+        offer = self.offer_of(client)
         return "" if offer is None else offer.get("data", "")
 
     def package_of(self, client: str) -> str:
         """Digest of the package that the client works with; empty for none, and where cohorts are hidden."""
         if self._context.hides_cohorts:
             return ""
-        offer = offer_for(self.requires, self._context.fleet.records.find(client))
+        offer = self.offer_of(client)
         return "" if offer is None else offer.get("package", "")
 
     def selection(self) -> Selection:
@@ -163,7 +173,7 @@ class EligibleClients:
         fleet = self._context.fleet
         up_to_date = self._version == fleet.changes.version
         begun, done = state.workers_since(self._reserved)
-        fleet.eligibility.change_workers(self._context.run_id, begun, done)
+        fleet.workers.change(self._context.run_id, begun, done)
         self._reserved = state
         if up_to_date:
             self._version = fleet.changes.version

@@ -224,7 +224,7 @@ class RunCounters:
         self.assignments_ended("refused")
 
     def staleness(self, rounds: int) -> None:
-        """An update was decided that was made from the model of so many rounds ago."""
+        """An update is in a step, or came too late, that was made from the model of so many rounds ago."""
         if self._hidden:
             return
         self._metrics.staleness.labels(self._run_id).observe(rounds)

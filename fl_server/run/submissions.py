@@ -25,7 +25,7 @@ from fl_server.run.control import RunControl
 from fl_server.run.failures import MAX_NOTE, Failures, Reason
 from fl_server.run.progress import Progress
 from fl_server.store.errors import StoreFull
-from fl_server.store.records import HistoryRecord, UpdateRecord, Weighed
+from fl_server.store.records import HistoryRecord, QuarantineRecord, UpdateRecord, Weighed
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, RefusalReason, UpdateHeader
 
@@ -102,7 +102,7 @@ class Submissions:
     def gate(self, client: str) -> AdmissionGate | MaskedGate:
         """The checks that the update of a client's work must pass."""
         context, control = self._context, self._control
-        registered = registered_data(context.fleet.records.find(client), control.eligible.requires)
+        registered = registered_data(control.eligible.offer_of(client))
         if self._control.state.policy.secure:
             return MaskedGate(self.masked_bytes())
         most = context.services.config.limits.max_update_mib << 20
@@ -166,9 +166,8 @@ class Submissions:
     async def _write_and_act(self, wanted: list[_Waiting]) -> None:
         context = self._context
         updates = [submitted.update for submitted in wanted]
-        count, package_of = context.fleet.quarantine.count_refusal, self._control.eligible.package_of
         weighed = [
-            Weighed(update, *count(update, context.place_of(update.round)), package_of(update.client_id))
+            Weighed(update, *self._judged(update), self._control.eligible.package_of(update.client_id))
             for update in updates
         ]
         if len(weighed) == 1:
@@ -185,9 +184,15 @@ class Submissions:
             await self._act(verdict, update)
             submitted.decided.set_result(verdict)
 
+    def _judged(self, update: UpdateRecord) -> tuple[QuarantineRecord | None, HistoryRecord | None]:
+        """What follows from an update for its client's quarantine."""
+        if update.admitted:
+            return None, None
+        return self._context.fleet.quarantine.count_refusal(update, self._context.place_of(update.round))
+
     async def _act(self, verdict: UpdateRecord, update: UpdateRecord) -> None:
         """Act on the verdict on an update. It may be the one on another update of the client, which came before."""
-        client, event = verdict.client_id, ev.UpdateAdmitted(verdict.client_id, verdict.digest)
+        client, event = verdict.client_id, ev.UpdateAdmitted(((verdict.client_id, verdict.digest),))
         if verdict.admitted:
             if verdict.digest == update.digest and self._control.applies(event):
                 await self._control.take(event)
@@ -277,11 +282,7 @@ class Submissions:
             if update.client_id in why_of
         ]
         # Damaged bytes are not their client's fault.
-        weighed = [
-            fleet.quarantine.count_refusal(update, context.place_of(update.round))
-            for update in refused
-            if command.fault
-        ]
+        weighed = [self._judged(update) for update in refused if command.fault]
         whys = [
             HistoryRecord(
                 time.time(),

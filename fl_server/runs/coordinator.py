@@ -102,7 +102,8 @@ class Coordinator(FleetListener):
 
     def run_of_call(self, run_id: str) -> Run:
         """The run that a client's call names. Raises NotNow until it is loaded, and NoSuchRun if it has ended."""
-        self.table.not_loaded.ask_again(run_id)
+        if run_id not in self.table.loaded:
+            self.table.not_loaded.ask_again(run_id)
         return self.run(run_id)
 
     def resource(self, digest: bytes, run_id: str, client_id: str) -> tuple[Run | None, Broadcast]:

@@ -146,8 +146,6 @@ class Verdicts:
         if stands is None:
             reason = run.submissions.refusal_of_update(header, record.client_id) or RefusalReason.REFUSAL_REASON_LATE
             return await self._not_wanted(submission, reason)
-        if stands == record and not run.state.policy.buffered:  # there it is known with the step
-            run.context.counters.staleness(0)
         return _receipt(header.key, stands)
 
     async def _not_wanted(self, submission: Submission, reason: RefusalReason) -> Receipt:

@@ -119,7 +119,7 @@ class Driver(Effects):
                 rows[client if step == "write" else (*place, client)] = made
                 self.ledger.arrived += [(place[0], client)] * (step == "write")
                 yield f"update: {step}"
-            yield from self.take(ev.UpdateAdmitted(client, made))
+            yield from self.take(ev.UpdateAdmitted(((client, made),)))
         elif known is not None and place[0] >= len(self.ledger.commits):
             self.told.acknowledged.setdefault((*place, client), known)
 

@@ -44,7 +44,7 @@ def collecting(clients: str = "abc", rounds: int = 3, **policy: Any) -> RoundSta
 
 def arrive(clients: str) -> list[Event]:
     """An admitted update of each of these clients."""
-    return [UpdateAdmitted(client, client.encode()) for client in clients]
+    return [UpdateAdmitted(((client, client.encode()),)) for client in clients]
 
 
 def leave(clients: str) -> list[Event]:

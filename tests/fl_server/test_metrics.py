@@ -160,6 +160,7 @@ async def test_the_staleness_of_each_update_is_counted(world: World) -> None:
     answer = await world.service.SubmitUpdate(stream(*upload(header, data, late.session)), NO_CONTEXT)
     assert answer.receipt.reason == RefusalReason.REFUSAL_REASON_LATE
     await other.contribute(world, await other.assigned(1))
+    await until(lambda: run.state.round == 2, "the second round is committed")
     buckets = {le: world.metric("fl_update_staleness_rounds_bucket", run="r", le=le) for le in ("0.0", "1.0", "16.0")}
     assert buckets == {"0.0": 2, "1.0": 3, "16.0": 3}
 

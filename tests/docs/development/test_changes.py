@@ -221,7 +221,7 @@ from fl_server.rounds.sampling import RoundPolicy
 from fl_server.rounds.state import Phase, RoundState
 
 state, phases = RoundState(RoundPolicy(seed=1), 1), []
-for event in (ev.RosterChanged(("a",), settled=True), ev.UpdateAdmitted("a", b"digest"), ev.StepComputed(),
+for event in (ev.RosterChanged(("a",), settled=True), ev.UpdateAdmitted((("a", b"digest"),)), ev.StepComputed(),
               ev.ModelChecked(), ev.ModelCommitted(), ev.Evaluated("server", 0, {})):
     state, _ = advance(state, event)
     phases.append(state.phase.value)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fl_server.admission.client_rules import ExpectedWork, RegisteredData, registered_data
-from fl_server.clients.draw_rules import Requirements
+from fl_server.clients.draw_rules import Requirements, offer_for
 from fl_server.clients.registration import check_sizes
 from fl_server.errors import InvalidInput
 from fl_server.run_settings.sections import LocalSection
@@ -45,14 +45,19 @@ def record(*offers: dict[str, Any]) -> ClientRecord:
     return ClientRecord("a", 1.0, 2.0, tasks=[{**TASK, "eval_examples": 0, **offer} for offer in offers])
 
 
+def data(client: ClientRecord | None, requires: Requirements = ANY) -> RegisteredData:
+    """The data of the offer that a run uses."""
+    return registered_data(offer_for(requires, client))
+
+
 def test_registered_data() -> None:
     """A task without batches of its own has none; of several offers the one with the labels counts; none is no data."""
     north, south = ({"data": name, "labels": {"site": name}} for name in ("north", "south"))
-    assert registered_data(record({"train_examples": 9}), ANY) == RegisteredData(9)
+    assert data(record({"train_examples": 9})) == RegisteredData(9)
     both = record({"train_examples": 9, "train_batches": 3, **north}, {"train_examples": 4, **south})
-    assert registered_data(both, ANY) == (9, 3)
-    assert registered_data(both, Requirements(TASK, {"site": "south"})) == (4, 0)
-    assert registered_data(record(), ANY) == registered_data(None, ANY) == (0, 0)
+    assert data(both) == (9, 3)
+    assert data(both, Requirements(TASK, {"site": "south"})) == (4, 0)
+    assert data(record()) == data(None) == (0, 0)
 
 
 def test_more_batches_than_examples_are_refused() -> None:

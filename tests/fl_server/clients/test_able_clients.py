@@ -88,7 +88,7 @@ async def _change(world: World, devices: Mapping[str, Device], chance: random.Ra
         case 4:
             await world.operators.forget(name, "admin")
         case 5:
-            fleet.eligibility.change_workers("r", {name}, {*devices} - {name})
+            fleet.workers.change("r", {name}, {*devices} - {name})
         case 6:
             await devices[name].connect(world)
         case _:

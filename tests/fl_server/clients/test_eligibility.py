@@ -54,14 +54,14 @@ async def test_a_client_works_for_one_run_at_a_time(world: World) -> None:
     """Other runs may draw it after its run has released it."""
     for name in "ab":
         await Device(name).connect(world)
-    world.fleet.eligibility.change_workers("r", {"a"}, set())
-    assert (eligible(world, "r"), eligible(world, "s"), world.fleet.eligibility.run_of("a")) == (
+    world.fleet.workers.change("r", {"a"}, set())
+    assert (eligible(world, "r"), eligible(world, "s"), world.fleet.workers.run_of("a")) == (
         ("a", "b"),
         ("b",),
         "r",
     )
     version = world.fleet.changes.version
-    world.fleet.eligibility.change_workers("r", set(), set())
+    world.fleet.workers.change("r", set(), set())
     assert world.fleet.changes.version == version
-    world.fleet.eligibility.change_workers("r", set(), {"a"})
-    assert (eligible(world, "s"), world.fleet.eligibility.run_of("a")) == (("a", "b"), "")
+    world.fleet.workers.change("r", set(), {"a"})
+    assert (eligible(world, "s"), world.fleet.workers.run_of("a")) == (("a", "b"), "")

@@ -21,7 +21,7 @@ def expected_next(state: RoundState) -> Event:
     """The next event of a driver whose clients all deliver."""
     if state.phase is Phase.COLLECTING:
         client = by_id(state.outstanding)[-1]
-        return UpdateAdmitted(client, client.encode())
+        return UpdateAdmitted(((client, client.encode()),))
     return {
         Phase.SELECTING: RetryDue() if state.goal else ResumeRequested(),
         Phase.REDUCING: ExchangeReduced(),

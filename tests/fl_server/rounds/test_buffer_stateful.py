@@ -50,7 +50,7 @@ CLIENTS = ("a", "B", "c", "é", "z", "10")
 clients = st.sampled_from(CLIENTS)
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(RosterChanged, st.lists(clients, unique=True).map(tuple), settled=st.booleans()),
-    st.builds(UpdateAdmitted, clients, st.binary(max_size=1)),
+    st.builds(UpdateAdmitted, st.tuples(st.tuples(clients, st.binary(max_size=1)))),
     st.builds(ClientDroppedOut, clients),
     st.builds(ClientReturned, clients),
     st.builds(WorkFailed, clients, cause=st.sampled_from(("", "task.py:3"))),
@@ -94,7 +94,7 @@ class AnyOrder(RuleBasedStateMachine):
     def a_client_delivers(self, data: st.DataObject) -> None:
         """One with a slot or without."""
         client = data.draw(st.sampled_from(by_id(self.state.drawn)))
-        self.apply(UpdateAdmitted(client, client.encode()))
+        self.apply(UpdateAdmitted(((client, client.encode()),)))
 
     @rule(data=st.data())
     @precondition(lambda self: self.state.phase is Phase.STEPPING)

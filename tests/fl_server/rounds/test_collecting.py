@@ -179,7 +179,7 @@ def test_a_fixed_list_closes_when_it_is_complete() -> None:
         (with_fixed_list("ab"), DeadlinePassed(), 1),
         (with_fixed_list("ab"), ClientDroppedOut("c"), 1),
         (with_fixed_list("a", out="bc"), RoundRestored(), 2),
-        (with_fixed_list("ab"), UpdateAdmitted("c", b"other bytes"), 1),
+        (with_fixed_list("ab"), UpdateAdmitted((("c", b"other bytes"),)), 1),
     ],
     ids=["deadline", "lost", "none left", "another update"],
 )

@@ -21,7 +21,7 @@ def after(policy: RoundPolicy, delivered: int) -> RoundState:
     state, _ = advance(RoundState(policy, rounds=3), ev.RosterChanged(tuple(FIVE), settled=True))
     assert len(state.drawn) == 5
     for client in FIVE[:delivered]:
-        state, _ = advance(state, ev.UpdateAdmitted(client, client.encode()))
+        state, _ = advance(state, ev.UpdateAdmitted(((client, client.encode()),)))
     for client in FIVE[delivered:]:
         if state.works(client):
             state, _ = advance(state, ev.ClientDroppedOut(client))

@@ -63,7 +63,7 @@ def collecting(clients: list[str]) -> RoundState:
 
 def test_arriving_updates(clients: list[str], collecting: RoundState) -> None:
     """A search through the updates that came before would use every id hundreds of times."""
-    state, uses = uses_a_client(collecting, [UpdateAdmitted(client, b"") for client in clients])
+    state, uses = uses_a_client(collecting, [UpdateAdmitted(((client, b""),)) for client in clients])
     assert state.phase is Phase.STEPPING
     assert uses < 60
 
@@ -71,7 +71,7 @@ def test_arriving_updates(clients: list[str], collecting: RoundState) -> None:
 def test_updates_that_came_before_are_not_searched(clients: list[str], collecting: RoundState) -> None:
     """For a repeat, which changes nothing."""
     half = replace(collecting, admitted=[(client, b"") for client in clients[: CLIENTS // 2]])
-    state, uses = uses_a_client(half, [UpdateAdmitted(client, b"") for client in clients[: CLIENTS // 2]])
+    state, uses = uses_a_client(half, [UpdateAdmitted(((client, b""),)) for client in clients[: CLIENTS // 2]])
     assert state is half
     assert uses < 60
 

@@ -42,7 +42,7 @@ from fl_server.rounds.state import STAGES, Phase, UnexpectedEvent, replace
 from tests.fl_server.round_play import SAMPLES, STOP, full_graph
 
 EVENTS: tuple[Event, ...] = (
-    RosterChanged(("a", "b", "c", "d"), settled=True), UpdateAdmitted("b", b"b"), ClientDroppedOut("b"),
+    RosterChanged(("a", "b", "c", "d"), settled=True), UpdateAdmitted((("b", b"b"),)), ClientDroppedOut("b"),
     ClientReturned("c"), ClientRestarted("b"), DeadlinePassed(), RoundRestored(), RetryDue(), ExchangeReduced(),
     StepComputed(), ModelCommitted(), Evaluated(), StatesLost("a: its disk is new"), PauseRequested(),
     ResumeRequested(), Extended(9), STOP, CulpritsFound((("a", "too long"),)), UpdateRefused("b", "norm", "too long"),
@@ -165,10 +165,10 @@ def test_the_table_has_no_other_pair() -> None:
 @pytest.mark.parametrize(
     ("phase", "event", "why"),
     [
-        (Phase.COLLECTING, UpdateAdmitted("x", b"x"), "x is not of this round's cohort"),
-        (Phase.COLLECTING, UpdateAdmitted("a", b"2"), "a was admitted before"),
-        (Phase.COLLECTING, UpdateAdmitted("b", b"2", (("x", b"x"),)), "x is not of this round's cohort"),
-        (Phase.COLLECTING, UpdateAdmitted("b", b"2", (("b", b"2"),)), "b was admitted before"),
+        (Phase.COLLECTING, UpdateAdmitted((("x", b"x"),)), "x is not of this round's cohort"),
+        (Phase.COLLECTING, UpdateAdmitted((("a", b"2"),)), "a was admitted before"),
+        (Phase.COLLECTING, UpdateAdmitted((("b", b"2"), ("x", b"x"))), "x is not of this round's cohort"),
+        (Phase.COLLECTING, UpdateAdmitted((("b", b"2"), ("b", b"2"))), "b was admitted before"),
         (Phase.COLLECTING, ClientDroppedOut("a"), "a is not outstanding"),
         (Phase.COLLECTING, ClientDroppedOut("c"), "c is not outstanding"),
         (Phase.COLLECTING, ClientReturned("b"), "b is not out"),

@@ -63,7 +63,7 @@ clients = st.sampled_from(CLIENTS)
 rosters = st.builds(RosterChanged, st.lists(clients, unique=True).map(tuple), settled=st.booleans())
 events: st.SearchStrategy[Event] = st.one_of(
     rosters,
-    st.builds(UpdateAdmitted, clients, st.binary(max_size=1)),
+    st.builds(UpdateAdmitted, st.tuples(st.tuples(clients, st.binary(max_size=1)))),
     st.builds(ClientDroppedOut, clients),
     st.builds(ClientReturned, clients),
     st.sampled_from(
@@ -123,7 +123,9 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.state.outstanding)
     def a_client_is_done(self, data: st.DataObject, kind: type) -> None:
         client = data.draw(st.sampled_from(by_id(self.state.outstanding)))
-        self.apply(ClientDroppedOut(client) if kind is ClientDroppedOut else UpdateAdmitted(client, client.encode()))
+        self.apply(
+            ClientDroppedOut(client) if kind is ClientDroppedOut else UpdateAdmitted(((client, client.encode()),))
+        )
 
     @rule(data=st.data())
     @precondition(lambda self: self.state.outstanding)
@@ -133,9 +135,9 @@ class AnyOrder(RuleBasedStateMachine):
         updates = [(client, client.encode()) for client in order[: max(1, self.state.goal - len(self.state.admitted))]]
         state, commands = self.state, list[Effect]()
         for client, digest in updates:
-            state, more = advance(state, UpdateAdmitted(client, digest))
+            state, more = advance(state, UpdateAdmitted(((client, digest),)))
             commands += more
-        event = UpdateAdmitted(*updates[0], tuple(updates[1:]))
+        event = UpdateAdmitted(tuple(updates))
         assert advance(self.state, event) == (state, tuple(commands))
         self.apply(event)
 
@@ -145,7 +147,7 @@ class AnyOrder(RuleBasedStateMachine):
         """With the same bytes or with others: the first update stays."""
         client, digest = data.draw(st.sampled_from(self.state.admitted))
         before = self.state
-        self.apply(UpdateAdmitted(client, b"other" if other else digest))
+        self.apply(UpdateAdmitted(((client, b"other" if other else digest),)))
         assert self.state is before
 
     @rule(data=st.data())

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from fl_server.rounds.events import DeadlinePassed, Event, ResumeRequested, RosterChanged, WorkFailed
+from fl_server.rounds.events import DeadlinePassed, Event, ResumeRequested, RosterChanged, UpdateAdmitted, WorkFailed
 from fl_server.rounds.state import Phase
 from tests.fl_server.round_play import arrive, collecting, leave, play
 
@@ -33,7 +33,8 @@ def broken(clients: str, cause: str = "KeyError (x.py, line 3)") -> list[Event]:
 )
 def test_a_run_fails_if_most_clients_fail_on_one_line(events: list[Event], quorum: int, fails: bool) -> None:
     """The last event decides, in any order: enough clients with one cause, more than delivered, and no quorum."""
-    clients = "".join(sorted({each.client for each in events}))  # type: ignore[union-attr]  # all have one
+    came = {event.updates[0][0] if isinstance(event, UpdateAdmitted) else event.client for event in events}  # type: ignore[union-attr]  # all have one
+    clients = "".join(sorted(came))
     for ordered in list(permutations(events))[:24]:
         state, _ = play(collecting(clients, quorum=quorum), *ordered)
         assert (state.phase is Phase.ENDED) == fails

@@ -94,7 +94,8 @@ async def test_an_update_passes_no_more_modules_than_the_page_says(tmp_path: Pat
     """Up to its receipt: the update is admitted and the core has it."""
     with watched() as passed:
         async with upload_setup(tmp_path) as setup:
-            await until(lambda: setup.run.run_status.record.state == "running", "its state is written")
+            store = setup.world.store
+            await until(lambda: store.runs()[0].state == "running", "its state is written")
             passed.on = True
             response = await sent(setup.world, setup.parts())
             await until(lambda: setup.run.state.admitted, "the run has the update")

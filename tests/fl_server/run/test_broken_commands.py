@@ -212,7 +212,7 @@ async def test_a_command_that_fails_fails_the_run(tmp_path: Path, kind: type, do
         assert "injected" in run.state.ending[1]
         assert [(each.state, "injected" in each.reason) for each in world.store.runs()] == [("failed", True)]
         assert not run.model.loaded
-        assert [world.fleet.eligibility.run_of(name) for name in NAMES] == ["", ""]
+        assert [world.fleet.workers.run_of(name) for name in NAMES] == ["", ""]
         for device in devices:
             device.works = True
             await world.operators.drain(device.name, "", True, "admin")
