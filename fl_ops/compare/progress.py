@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 from fl_common.units import counted, duration, percent
 from fl_ops.compare.cells import Cell, CellResult, RoundRow, in_percent, rounds_of
@@ -41,6 +42,58 @@ class Costs:
     def of_cell(self, cell: Cell) -> float:
         """Expected seconds of a cell; its rounds if nothing is known, which puts long cells first."""
         return rounds_of(cell) * (self.of_round(cell.label) or 1.0)
+
+
+class Sharing:
+    """Whether runs that share a device are faster side by side than one after the other.
+
+    The first run begins alone. Its rounds alone and beside the others tell.
+    """
+
+    MEASURED = 5
+    """Rounds alone, and as many beside the others."""
+    UNCOUNTED = 2
+    """First rounds of a run, which choose a strategy and record steps."""
+    LEAST_GAIN = 1.1
+    """Rounds of all runs in the time of one round alone."""
+
+    def __init__(self, processes: int, write: Callable[[str], None]) -> None:
+        """processes: runs at a time; write: gets the line for the user."""
+        self._processes, self._write = processes, write
+        self._first, self._ended = "", False
+        self._rounds: Counter[str] = Counter()
+        self._alone: list[float] = []
+        self._beside: list[float] = []
+
+    @property
+    def begins_others(self) -> bool:
+        """Whether the other runs may begin."""
+        return self._ended or len(self._alone) == self.MEASURED
+
+    def add(self, digest: str, seconds: float, running: Collection[str]) -> None:
+        """A round of a run was done. running: the digests of all that are under way."""
+        self._first = self._first or digest
+        self._rounds[digest] += 1
+        if digest != self._first or any(self._rounds[one] <= self.UNCOUNTED for one in running):
+            return
+        if not self.begins_others:
+            self._alone.append(seconds)
+        elif len(running) == self._processes and len(self._beside) < self.MEASURED:
+            self._beside.append(seconds)
+            if len(self._beside) == self.MEASURED:
+                self._tell()
+
+    def ended(self, digest: str) -> None:
+        """A run has ended. If it was the first one, nothing more is known."""
+        self._ended = self._ended or digest == self._first
+
+    def _tell(self) -> None:
+        longer = median(self._beside) / median(self._alone)
+        if self._processes / longer < self.LEAST_GAIN:
+            self._write(
+                f"--processes {self._processes}: a round takes {longer:.1f} times as long as alone, so the runs only "
+                "get in each other's way; fewer processes are as fast"
+            )
 
 
 _EVERY_S = 60.0

@@ -21,7 +21,7 @@ from fl_common.allocator import keep_freed_memory
 from fl_common.program import silence_libraries
 from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
 from fl_ops.compare.plan import Plan
-from fl_ops.compare.progress import Costs
+from fl_ops.compare.progress import Costs, Sharing
 from fl_ops.compare.run_cell import Means, OnRound
 from fl_ops.errors import Refused
 from fl_ops.worker_process import become_worker
@@ -61,6 +61,8 @@ class Work:
     processes: int = 1
     seconds: float | None = None
     costs: Costs = field(default_factory=Costs)
+    sharing: Sharing | None = None
+    """Decides when runs that share a GPU begin. None: all begin at once."""
 
 
 _Rounds = SimpleQueue[tuple[str, RoundRow]]
@@ -123,18 +125,28 @@ class _Runner:
             done = wait(self._running, timeout=min(left, _POLL_S), return_when=FIRST_COMPLETED).done
             self._report_rounds()
             for future in done:
-                self._watch.cell_done(self._running.pop(future).cell, future.result())
-            if done:
+                cell = self._running.pop(future).cell
+                self._watch.cell_done(cell, future.result())
+                if self._work.sharing is not None:
+                    self._work.sharing.ended(cell.digest)
+            others_may_begin = self._work.sharing is not None and self._most > len(self._running) == 1
+            if done or others_may_begin:
                 self._start()
         return not self._work.plan.missing()
 
     def _start(self) -> None:
         work, cells = self._work, self._cells_to_start()
-        free = work.processes - sum(worker.processes for worker in self._running.values())
+        free = self._most - sum(worker.processes for worker in self._running.values())
         for number, cell in enumerate(cells[:free]):
             share = shares(free, len(cells))[number]
             future = self._executor.submit(_run_one, work.job, cell, share)
             self._running[future] = _Running(cell, share)
+
+    @property
+    def _most(self) -> int:
+        """The most processes at work now."""
+        alone = self._work.sharing is not None and not self._work.sharing.begins_others
+        return 1 if alone else self._work.processes
 
     def _cells_to_start(self) -> list[Cell]:
         """The cells that can be started, each digest once."""
@@ -151,6 +163,8 @@ class _Runner:
             digest, row = self._rounds.get()
             cell, processes = running[digest]
             self._work.costs.add(cell, row.seconds * processes)
+            if self._work.sharing is not None:
+                self._work.sharing.add(digest, row.seconds, running)
             self._watch.round_done(cell, row)
 
 

@@ -104,13 +104,15 @@ def compare(
 
 
 def _work(flags: WorkFlags, plan: Plan, folder: CellFolder, engine: EngineOptions) -> Work:
-    from fl_ops.compare.progress import Costs
+    from fl_ops.compare.progress import Costs, Sharing
     from fl_ops.compare.run_cell import RunCell
     from fl_ops.compare.workers import Job, Work
 
     location = {} if flags.data_root is None else {"data_root": str(flags.data_root.resolve())}
     seconds = None if flags.minutes is None else 60 * flags.minutes
-    return Work(plan, Job(RunCell(location, engine), folder), flags.processes, seconds, Costs(plan.results()))
+    shared = flags.processes > 1 and engine.device.type != "cpu"
+    sharing = Sharing(flags.processes, _note) if shared else None
+    return Work(plan, Job(RunCell(location, engine), folder), flags.processes, seconds, Costs(plan.results()), sharing)
 
 
 def _track_finished(trackers: Trackers, plan: Plan) -> None:

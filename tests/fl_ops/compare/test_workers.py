@@ -17,7 +17,7 @@ import pytest
 
 from fl_ops.compare.cells import Cell, CellFolder, CellResult, RoundRow
 from fl_ops.compare.plan import Plan
-from fl_ops.compare.progress import Costs, Progress
+from fl_ops.compare.progress import Costs, Progress, Sharing
 from fl_ops.compare.run_cell import Means, OnRound, RunCell
 from fl_ops.compare.workers import Job, Work, run_all, shares
 from fl_ops.errors import Exit, Refused
@@ -326,3 +326,51 @@ def test_a_page_that_cannot_be_filled_is_reported_before_any_run(read: Read, tmp
     done = fl("compare", tmp_path / "small.toml", "--out", tmp_path / "out", "--page", "none.md")
     assert (done.exit_code, "--page: none.md cannot be read" in done.stderr) == (Exit.MISUSED, True)
     assert not list((tmp_path / "out" / "cells").iterdir())
+
+
+@pytest.mark.parametrize(("beside", "told"), [(1.9, ["1.9 times as long as alone"]), (1.4, [])])
+def test_runs_that_get_in_each_others_way_are_told(beside: float, told: list[str]) -> None:
+    """Two runs on one GPU: the first begins alone; the first rounds of each are not counted."""
+    lines: list[str] = []
+    sharing = Sharing(2, lines.append)
+    for seconds in (30.0, 30.0, 1.0, 1.0, 1.0, 1.0, 1.0):
+        assert not sharing.begins_others
+        sharing.add("a", seconds, {"a"})
+    assert sharing.begins_others
+    for number in range(8):
+        sharing.add("a", beside if number > 2 else 30.0, {"a", "b"})
+        sharing.add("b", 1.0, {"a", "b"})
+    assert len(lines) == len(told)
+    assert all(text in line and "--processes 2" in line for text, line in zip(told, lines, strict=True))
+
+
+def test_runs_begin_beside_one_that_has_ended() -> None:
+    """A first run of few rounds tells nothing, and the others begin."""
+    sharing = Sharing(2, pytest.fail)
+    sharing.add("a", 1.0, {"a"})
+    sharing.ended("a")
+    assert sharing.begins_others
+
+
+def many_rounds(cell: Cell, on_round: OnRound, means: Means) -> CellResult:
+    """A run of many short rounds. Workers import it by name."""
+    for number in range(40):
+        on_round(replace(ROUND, round=number))
+        time.sleep(0.02)
+    return CellResult((ROUND,), 0.0)
+
+
+def test_the_first_run_on_a_shared_device_begins_alone(read: Read, tmp_path: Path) -> None:
+    """The rounds that are measured alone are all of one cell; then every cell is run."""
+    seen: list[str] = []
+
+    class Seen(Progress):
+        def round_done(self, cell: Cell, row: RoundRow) -> None:
+            seen.append(cell.digest)
+
+    folder = CellFolder(tmp_path)
+    plan = Plan(read(), folder.load)
+    work = Work(plan, Job(many_rounds, folder), 2, sharing=Sharing(2, pytest.fail))
+    assert run_all(work, Seen(plan, work.costs, 2, lambda line: None))
+    assert len({*seen[: Sharing.MEASURED + Sharing.UNCOUNTED]}) == 1
+    assert len({*seen}) > 2
