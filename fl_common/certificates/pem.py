@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
@@ -63,7 +64,7 @@ class Pem:
     @property
     def leaf(self) -> x509.Certificate:
         """The end's own certificate."""
-        return x509.load_pem_x509_certificate(self.cert)
+        return _leaf(self.cert)
 
     def periods(self) -> dict[str, Period]:
         """When the files are valid: the first to end in the chain ("cert"), the last in the CA bundle ("ca")."""
@@ -180,6 +181,12 @@ class PemWatcher:
         self._further_check(pem)
 
 
+@lru_cache(maxsize=8)
+def _leaf(pem: bytes) -> x509.Certificate:
+    """The first certificate of a file. It is asked for at each poll, and parsed once."""
+    return x509.load_pem_x509_certificate(pem)
+
+
 def _periods(pem: bytes) -> list[Period]:
     return list(map(period_of, x509.load_pem_x509_certificates(pem)))
 
@@ -190,7 +197,8 @@ def _end(period: Period) -> datetime:
 
 def _read(path: Path, setting: str) -> bytes:
     try:
-        content = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
+        with path.open("rb", buffering=0) as file:  # read every few seconds: one buffer is enough
+            content = file.readall().removeprefix(BYTE_ORDER_MARK)
     except OSError as error:
         raise SettingsError(f"{setting}: {path} cannot be read: {error.strerror}") from error
     if b"-----BEGIN" not in content:

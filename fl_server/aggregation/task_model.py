@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import algorithms as fl
 from algorithms.model_state import fill, personal_names, state_views, tied_names
@@ -267,9 +269,11 @@ class TaskModel:
         self._has_first = False
         owner, self._module = [self._module] if self._module is not None else [], None
         if not owner or self.local_frozen is not None or held_outside(owner):
+            left = [weakref.ref(module) for module in owner]
             owner.clear()
-            self._memories = []
-            gc.collect()  # modules of some libraries refer to themselves
+            memories, self._memories = [StorageWeakRef(memory) for memory, _ in self._memories], []
+            if any(module() is not None for module in left) or not all(each.expired() for each in memories):
+                gc.collect()  # modules of some libraries refer to themselves
         for memory, _ in self._memories:
             memory.resize_(0)
         self._module = owner.pop() if owner else None

@@ -50,6 +50,7 @@ _OS = ("pwrite", "ftruncate", "posix_fallocate", "rename", "replace", "unlink", 
 _OPENERS: tuple[tuple[Any, str], ...] = ((io, "open"), (builtins, "open"), (os, "fdopen"))
 _NEVER_FULL = frozenset({"unlink", "remove", "rmdir", "ftruncate"})
 """Calls that need no room."""
+_READING = frozenset({"r", "rb"})
 _BUFFER = 1 << 16
 
 
@@ -148,7 +149,7 @@ class _File:
 
 def _opening(effects: Effects, opened: Callable[..., Any]) -> Callable[..., Any]:
     def opening(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if CURRENT.get() is None or not set(mode) & set("wax+"):
+        if mode in _READING or CURRENT.get() is None or not set(mode) & set("wax+"):
             return opened(file, mode, *args, **kwargs)
         made = effects.perform("file:open", lambda: opened(file, mode, *args, **kwargs))
         return _File(made, effects)

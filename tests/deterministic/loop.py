@@ -108,9 +108,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         assert ready
         for _ in range(len(ready)):
             handle: Any = ready.popleft()
+            if handle._cancelled:
+                continue
             process = handle._context.get(CURRENT)
-            if not handle._cancelled and (process is None or process.alive):
+            if process is None or process.alive:
                 handle._run()
+
+    def call_soon(  # type: ignore[override]  # any arguments
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def call_at(  # type: ignore[override]  # any arguments
         self, when: float, callback: Any, *args: Any, context: Any = None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select
-from sqlalchemy import update as change
+from sqlalchemy import Connection, bindparam, func, insert, select
 
 from fl_common.units import counted
 from fl_server.store.client_work import EndedWork
@@ -19,6 +18,8 @@ from fl_server.store.database.transactions import (
     count_work,
     find,
     hides_cohorts,
+    remove,
+    replace,
     replace_quarantine_record,
     replace_run,
     rows_where,
@@ -48,6 +49,9 @@ _OF_CLIENTS = rows_with(schema.updates, "run_id", "round", "exchange").where(
 )
 
 
+_FAILURES = rows_with(schema.failures, "run_id", "round").order_by(
+    schema.failures.c.exchange, schema.failures.c.failed_at
+)
 _OF_ROUND = (schema.attempts, schema.updates, schema.failures, schema.accepted)
 
 
@@ -100,7 +104,7 @@ class RoundLedger(Transactions):
         with self._transaction(f"write the time left to run {run_id!r}") as db:
             for attempt, left in seconds.items():
                 key = {"run_id": run_id, **dict(zip(("round", "exchange", "attempt"), attempt, strict=True))}
-                db.execute(change(schema.attempts).filter_by(**key).values(seconds_left=left))
+                replace(db, schema.attempts, key, {"seconds_left": left})
 
     def record_update(
         self,
@@ -150,7 +154,7 @@ class RoundLedger(Transactions):
         """
         key = {"run_id": run_id, "round": round, "exchange": exchange, "client_id": client_id}
         with self._transaction(f"drop the update of {client_id!r} in run {run_id!r}") as db:
-            if db.execute(delete(schema.updates).filter_by(**key)).rowcount:
+            if remove(db, schema.updates, **key):
                 write_history(db, None if hides_cohorts(db, run_id) else why)
 
     def refuse_accepted(
@@ -173,11 +177,11 @@ class RoundLedger(Transactions):
         with self._transaction(f"refuse accepted updates of run {first.run_id!r}") as db:
             if find(db, schema.commits, **of_round):
                 raise StoreError(f"round {round} of run {first.run_id!r} is committed: its list stands")
-            if not db.execute(delete(schema.accepted).filter_by(**of_round, exchange=first.exchange)).rowcount:
+            if not remove(db, schema.accepted, **of_round, exchange=first.exchange):
                 return
             for update in refused:
                 key = {name: getattr(update, name) for name in ("run_id", "round", "exchange", "client_id")}
-                db.execute(change(schema.updates).filter_by(**key).values(to_row(update)))
+                replace(db, schema.updates, key, to_row(update))
             hidden = hides_cohorts(db, first.run_id)
             later = {update.client_id: _as_refused(update, packages.get(update.client_id, ""), hidden=hidden, ended=0)
                      for update in refused}  # fmt: skip
@@ -198,15 +202,13 @@ class RoundLedger(Transactions):
             if failure.failures > (0 if before is None else before["failures"]):
                 hidden = hides_cohorts(db, failure.run_id)
                 count_work(db, {failure.client_id: _as_failed(failure, package, hidden=hidden)})
-            db.execute(delete(schema.failures).filter_by(**key))
+            remove(db, schema.failures, **key)
             db.execute(insert(schema.failures), to_row(failure))
             write_history(db, why)
 
     def failures(self, run_id: str, round: int) -> list[FailureRecord]:
         """What went wrong in a round, by exchange, in the order of failure."""
-        table = schema.failures
-        query = rows_where(table, run_id=run_id, round=round).order_by(table.c.exchange, table.c.failed_at)
-        return [FailureRecord(**row) for row in self._read("failures", query)]
+        return [FailureRecord(**row) for row in self._read("failures", _FAILURES, run_id=run_id, round=round)]
 
     def latest_failure(self, run_id: str) -> FailureRecord | None:
         """The latest failed work of a run; None if none has failed."""
@@ -262,7 +264,7 @@ class RoundLedger(Transactions):
     def unfix(self, run_id: str, round: int, why: HistoryRecord) -> None:
         """Remove the list of an uncommitted round of a run with a buffer: bytes of it are torn or gone."""
         with self._transaction(f"give up the accepted list of run {run_id!r} round {round}") as db:
-            if db.execute(delete(schema.accepted).filter_by(run_id=run_id, round=round)).rowcount:
+            if remove(db, schema.accepted, run_id=run_id, round=round):
                 write_history(db, why)
 
     def accepted_updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
@@ -308,7 +310,7 @@ class RoundLedger(Transactions):
             if find(db, schema.commits, **key):
                 raise StoreError(f"round {round} of run {run.run_id!r} is committed: it cannot be restarted")
             for table in (*_OF_ROUND, schema.secure_stages, schema.secure_answers):
-                db.execute(delete(table).filter_by(**key))
+                remove(db, table, **key)
             if past_draws:
                 past = AttemptRecord(run.run_id, round, 0, past_draws - 1, (), why.time, 0.0)
                 db.execute(insert(schema.attempts), to_row(past))
@@ -386,7 +388,7 @@ class StageLedger(Transactions):
             if find(db, schema.secure_stages, **{name: getattr(stage, name) for name in _KEY}) is None:
                 db.execute(insert(schema.secure_stages), to_row(stage))
                 attempt = {name: getattr(stage, name) for name in _KEY[:-1]}
-                db.execute(change(schema.attempts).filter_by(**attempt).values(seconds_left=seconds))
+                replace(db, schema.attempts, attempt, {"seconds_left": seconds})
                 write_history(db, why)
 
     def stages(self, run_id: str, round: int) -> list[StageRecord]:

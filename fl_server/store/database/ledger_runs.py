@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Text, cast, collate, delete, exists, func, insert, select
+from sqlalchemy import Connection, Text, bindparam, cast, collate, delete, exists, func, insert, select
 from sqlalchemy import update as change
 
 from fl_server.rounds.metrics import EVALUATED
@@ -22,8 +22,11 @@ from fl_server.store.database.transactions import (
     find,
     hides_cohorts,
     history_of,
+    remove,
+    replace,
     replace_run,
     rows_where,
+    rows_with,
     to_row,
     write_history,
 )
@@ -50,6 +53,22 @@ _DETAILS = (
     schema.client_evaluations,
     schema.secure_stages,
     schema.secure_answers,
+)
+_COMMITS = (
+    rows_with(schema.commits, "run_id")
+    .where(schema.commits.c.round >= bindparam("first"))
+    .order_by(schema.commits.c.round)
+)
+_LISTS = rows_with(schema.accepted, "run_id", "round").order_by(schema.accepted.c.exchange)
+_BETWEEN: Any = (bindparam("first"), bindparam("last"))
+_LISTS_BETWEEN = (
+    rows_with(schema.accepted, "run_id")
+    .where(schema.accepted.c.round.between(*_BETWEEN))
+    .order_by(schema.accepted.c.exchange)
+)
+_COHORTS_BETWEEN = rows_with(schema.attempts, "run_id", "exchange").where(schema.attempts.c.round.between(*_BETWEEN))
+_TOTALS_WITH = delete(schema.run_totals).where(
+    schema.run_totals.c.run_id == bindparam("run_id"), schema.run_totals.c.rounds > bindparam("round")
 )
 
 
@@ -125,7 +144,7 @@ class RunLedger(Transactions):
         """Write the time and the bytes that a run has used. This is no change of state."""
         with self._transaction(f"write the usage of run {run_id!r}") as db:
             values = {"elapsed_s": elapsed_s, "bytes_down": bytes_down, "bytes_up": bytes_up}
-            db.execute(change(schema.runs).filter_by(run_id=run_id).values(**values))
+            replace(db, schema.runs, {"run_id": run_id}, values)
 
     def runs(self) -> list[RunRecord]:
         """All runs that were not deleted, oldest first."""
@@ -200,7 +219,7 @@ class CommitLedger(Transactions):
                     accepted = of_round.filter_by(admitted=True)
                     db.execute(accepted.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
                 # Opened secrets are of no use any more.
-                db.execute(delete(schema.secure_answers).filter_by(run_id=commit.run_id, round=commit.round))
+                remove(db, schema.secure_answers, run_id=commit.run_id, round=commit.round)
                 write_history(db, why)
                 return
             for which, name in (("model", "model_digest"), ("averaged model", "averaged_digest")):
@@ -216,29 +235,25 @@ class CommitLedger(Transactions):
         With metrics of clients, the sums of their evaluations are removed.
         """
         with self._transaction(f"set the metrics of run {run_id!r} round {round}") as db:
-            query = change(schema.commits).filter_by(run_id=run_id, round=round).values(metrics=dict(metrics))
-            if not db.execute(query).rowcount:
+            key = {"run_id": run_id, "round": round}
+            if not replace(db, schema.commits, key, {"metrics": dict(metrics)}):
                 raise StoreError(f"run {run_id!r} has no committed round {round} to give metrics to")
             if EVALUATED in metrics:
                 # Nobody needs them any more, and they say more of a client than its metrics.
-                answers = change(schema.client_evaluations).filter_by(run_id=run_id, round=round)
-                db.execute(answers.values(sums=[]))
-            totals = schema.run_totals
-            db.execute(delete(totals).where(totals.c.run_id == run_id, totals.c.rounds > round))
+                replace(db, schema.client_evaluations, key, {"sums": []})
+            db.execute(_TOTALS_WITH, key)
 
     def set_clients_seconds_left(self, run_id: str, round: int, seconds: float) -> None:
         """Write the time left of a round's evaluation by clients. This is no change of state."""
         with self._transaction(f"write the time left to clients of run {run_id!r}") as db:
-            query = change(schema.commits).filter_by(run_id=run_id, round=round)
-            db.execute(query.values(clients_seconds_left=seconds))
+            replace(db, schema.commits, {"run_id": run_id, "round": round}, {"clients_seconds_left": seconds})
 
     def commits(self, run_id: str, first: int = 0, limit: int | None = None) -> list[CommitRecord]:
         """Committed rounds in order, from `first` on, at most `limit`."""
         if first > LARGEST:
             return []
-        query = rows_where(schema.commits, run_id=run_id).where(schema.commits.c.round >= first)
-        query = query.order_by(schema.commits.c.round).limit(limit)
-        return [CommitRecord.of(dict(row)) for row in self._read("commits", query)]
+        query = _COMMITS if limit is None else _COMMITS.limit(limit)
+        return [CommitRecord.of(dict(row)) for row in self._read("commits", query, run_id=run_id, first=first)]
 
     def state_epochs(self, run_id: str, rounds: Sequence[int]) -> dict[int, int]:
         """The epochs of client states in these committed rounds, at most 1,000."""
@@ -253,13 +268,11 @@ class CommitLedger(Transactions):
         buffer, whose clients were drawn in several rounds.
         """
         counted, drawn = dict[int, frozenset[str]](), dict[int, frozenset[str]]()
-        lists, cohorts = schema.accepted, schema.attempts
-        query = rows_where(lists, run_id=run_id).where(lists.c.round.between(first, last)).order_by(lists.c.exchange)
-        for row in self._read("accepted lists", query):
+        span = {"run_id": run_id, "first": first, "last": last}
+        for row in self._read("accepted lists", _LISTS_BETWEEN, **span):
             if all(len(entry) == 2 for entry in row["entries"]):
                 counted[row["round"]] = frozenset(client for client, _ in row["entries"])
-        query = rows_where(cohorts, run_id=run_id, exchange=0).where(cohorts.c.round.between(first, last))
-        for row in self._read("cohorts", query):
+        for row in self._read("cohorts", _COHORTS_BETWEEN, **span, exchange=0):
             drawn[row["round"]] = drawn.get(row["round"], frozenset()).union(row["cohort"])
         return {round_: (drawn.get(round_, frozenset()), clients) for round_, clients in counted.items()}
 
@@ -291,7 +304,7 @@ class CommitLedger(Transactions):
     def put_totals(self, totals: TotalsRecord) -> None:
         """Replace the totals of a run's settled rounds. `set_metrics` of one of these rounds removes them."""
         with self._transaction(f"write the totals of run {totals.run_id!r}") as db:
-            db.execute(delete(schema.run_totals).filter_by(run_id=totals.run_id))
+            remove(db, schema.run_totals, run_id=totals.run_id)
             db.execute(insert(schema.run_totals), to_row(totals))
 
     def record_evaluation(self, evaluation: ClientEvaluation) -> ClientEvaluation:
@@ -330,17 +343,20 @@ def _clients_of(db: Connection, commit: CommitRecord) -> list[str]:
     return _accepted_by_exchange(db, commit)[-1]
 
 
+def _lists(db: Connection, commit: CommitRecord) -> list[list[Any]]:
+    """The accepted list of each exchange of a round; one empty list without any."""
+    lists = db.execute(_LISTS, {"run_id": commit.run_id, "round": commit.round})
+    return [row["entries"] for row in lists.mappings()] or [[]]
+
+
 def _accepted_by_exchange(db: Connection, commit: CommitRecord) -> list[list[str]]:
     """The accepted clients of each exchange of a round; one empty list without any."""
-    lists = rows_where(schema.accepted, run_id=commit.run_id, round=commit.round).order_by(schema.accepted.c.exchange)
-    return [[client_id for client_id, *_ in row["entries"]] for row in db.execute(lists).mappings()] or [[]]
+    return [[client_id for client_id, *_ in entries] for entries in _lists(db, commit)]
 
 
 def _last_updates(db: Connection, commit: CommitRecord) -> set[tuple[int, str]]:
     """The (round, client) of the accepted updates of the last exchange."""
-    lists = rows_where(schema.accepted, run_id=commit.run_id, round=commit.round).order_by(schema.accepted.c.exchange)
-    entries = [row["entries"] for row in db.execute(lists).mappings()]
-    return {(version[0] if version else commit.round, client) for client, _, *version in (entries or [[]])[-1]}
+    return {(version[0] if version else commit.round, client) for client, _, *version in _lists(db, commit)[-1]}
 
 
 def _work_in(db: Connection, commit: CommitRecord) -> dict[str, Counted]:

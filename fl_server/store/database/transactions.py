@@ -26,10 +26,12 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import (
     Connection,
+    Delete,
     Engine,
     RowMapping,
     Select,
     Table,
+    Update,
     bindparam,
     create_mock_engine,
     delete,
@@ -61,6 +63,8 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _EPOCH = select(schema.identity.c.epoch).with_for_update(read=True)
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
+"""What `to_row` leaves as it is."""
 Row = RowMapping
 LARGEST = 2**31 - 1
 """Largest number of a round or exchange in a ledger. Clients may send larger ones, which PostgreSQL cannot compare."""
@@ -76,10 +80,17 @@ _CHANGE_WORK = change(schema.clients).where(schema.clients.c.client_id == bindpa
 
 def to_row(record: DataclassInstance) -> dict[str, Any]:
     """Field values by name, with mappings and tuples as the dicts and lists that JSON knows."""
-    return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
+    return {name: _plain(getattr(record, name)) for name in _names(type(record))}
+
+
+@cache
+def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, ClientWork):
         value = value.to_values()
     if isinstance(value, Mapping):
@@ -136,17 +147,41 @@ def find(db: Connection, table: Table, **key: object) -> Row | None:
     return db.execute(rows_with(table, *key), key).mappings().first()
 
 
+@cache
+def _replacing(table: Table, key: tuple[str, ...], columns: tuple[str, ...]) -> Update:
+    return (
+        change(table)
+        .where(*(table.c[name] == bindparam(f"of_{name}") for name in key))
+        .values({name: bindparam(name) for name in columns})
+    )
+
+
+def replace(db: Connection, table: Table, key: Mapping[str, object], values: Mapping[str, object]) -> int:
+    """Give the rows with this key, of which nothing is None, these values. Returns their number."""
+    replacing = _replacing(table, tuple(key), tuple(values))
+    return db.execute(replacing, {**{f"of_{name}": value for name, value in key.items()}, **values}).rowcount
+
+
+@cache
+def _removing(table: Table, key: tuple[str, ...]) -> Delete:
+    return delete(table).where(*(table.c[name] == bindparam(name) for name in key))
+
+
+def remove(db: Connection, table: Table, **key: object) -> int:
+    """Remove the rows with these values, none of which is None. Returns their number."""
+    return db.execute(_removing(table, tuple(key)), key).rowcount
+
+
 def replace_run(db: Connection, run: RunRecord) -> None:
     """Replace a run's record. Raises StoreError if there is none."""
-    table = schema.runs
-    if not db.execute(change(table).where(table.c.run_id == run.run_id).values(to_row(run))).rowcount:
+    if not replace(db, schema.runs, {"run_id": run.run_id}, to_row(run)):
         raise StoreError(f"there is no run {run.run_id!r} to update; create it first")
 
 
 def replace_quarantine_record(db: Connection, quarantine: QuarantineRecord | None, why: HistoryRecord | None) -> None:
     """Replace the quarantine record of a known client, with a line of history. An unknown client is ignored."""
     if quarantine is not None and find(db, schema.clients, client_id=quarantine.client_id):
-        db.execute(delete(schema.quarantines).filter_by(client_id=quarantine.client_id))
+        remove(db, schema.quarantines, client_id=quarantine.client_id)
         db.execute(insert(schema.quarantines), to_row(quarantine))
         write_history(db, why)
 
@@ -408,7 +443,7 @@ class Transactions:
     def snapshot(self) -> Iterator[Connection]:
         """A transaction that reads the ledger as it is at its beginning."""
         level = {"isolation_level": "REPEATABLE READ"} if self._is_postgres else {}
-        engine = self._reads.execution_options(**level)
+        engine = self._reads.execution_options(snapshot=True, **level)
         with database_errors("read the ledger"), engine.begin() as db:
             yield db
 
