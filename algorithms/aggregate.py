@@ -84,11 +84,13 @@ def weighted_sums(blocks: Iterable[torch.Tensor], coefficients: Sequence[Sequenc
             raise ValueError(f"expected blocks of a floating dtype, got {block.dtype}; take the maximum of integers")
         if not totals:
             totals = [torch.zeros_like(block, dtype=torch.float64) for _ in column]
-            wide, product = (torch.empty_like(block, dtype=torch.float64) for _ in range(2))
+            wide = torch.empty_like(block, dtype=torch.float64)
+            product = torch.empty_like(wide) if len(column) > 1 else wide
         wide.copy_(block)
         for total, coefficient in zip(totals, column, strict=True):
             # Not add_(wide, alpha=coefficient): a fused multiply-add may round differently at the end of a block.
-            total.add_(torch.mul(wide, coefficient, out=product))
+            # The last product takes the place of its factor: less memory than a third array fits the cache.
+            total.add_(torch.mul(wide, coefficient, out=wide if total is totals[-1] else product))
     return [total.to(master_dtype(block.dtype)) for total in totals]
 
 

@@ -19,8 +19,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from blake3 import blake3
+from numpy.typing import NDArray
 
 import algorithms as fl
 from algorithms.reference import KnownPart
@@ -29,7 +31,7 @@ from fl_server.rounds.sampling import training_seed
 from fl_server.run_settings.config import RunConfig
 from fl_server.store.errors import disk_errors
 from fl_server.store.spool.part_file import StoredUpdate
-from protos.codec import Entry, Layout, unpack
+from protos.codec import Entry, Layout, LayoutError, unpack
 from protos.encodings import PLAIN, EncodedLayout, EncodingSpec, decode_range, encoding_key
 from protos.fl.v1.tensor_pb2 import Manifest
 from protos.fl.v1.training_pb2 import PayloadKind
@@ -151,10 +153,27 @@ def read_block(source: Source, entry: Entry, start: int, count: int) -> torch.Te
     """
     if not isinstance(source, FILES):
         return source.read(entry, start, count)
-    with reads_of(source) as read:
-        raw = read(entry.offset + start * entry.dtype.itemsize, count * entry.dtype.itemsize)
-    block = Entry(entry.name, entry.dtype, (count,), 0, entry.trainable)
-    return unpack(raw, Layout((block,), block.nbytes))[entry.name]
+    itemsize = entry.dtype.itemsize
+    offset, size = entry.offset + start * itemsize, count * itemsize
+    if isinstance(source, StoredUpdate) or entry.dtype == torch.bool or not size:
+        with reads_of(source) as read:
+            raw = read(offset, size)
+        return unpack(raw, Layout((Entry(entry.name, entry.dtype, (count,), 0, entry.trainable),), size))[entry.name]
+    return torch.from_numpy(_bytes_of(source, offset, size)).view(entry.dtype)
+
+
+def _bytes_of(path: Path, offset: int, size: int) -> NDArray[np.uint8]:
+    """Bytes of a file, read into memory of their own. Raises StoreError, LayoutError."""
+    data = np.empty(size, np.uint8)
+    with disk_errors(f"read the update {path}"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            came = os.preadv(descriptor, [data.data], offset)
+        finally:
+            os.close(descriptor)
+    if came != size:
+        raise LayoutError(f"expected a buffer of {size} bytes, got {came}")
+    return data
 
 
 @contextmanager
