@@ -13,7 +13,7 @@ import pytest
 from tests.deterministic.first_seeds import PLANTED
 
 ROOT = Path(__file__).parents[2]
-ROW = range(50)
+ROW = range(38)
 
 
 def simulated(*arguments: str) -> Any:
@@ -30,7 +30,7 @@ Lines = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Lines]:
-    """The summary of fifty lives in a row and of those that find planted faults, in one process; the line of each."""
+    """The summary of fifty lives, a row and those that find planted faults, in one process; the line of each."""
     results = tmp_path_factory.mktemp("lives") / "lives.jsonl"
     options = ("--seeds", f"{ROW.start}:{ROW.stop}", "--known", "--batch", "1", "--results", str(results))
     return simulated("--depth", "2", *options), lines_of(results)

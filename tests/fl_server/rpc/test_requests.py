@@ -35,7 +35,7 @@ def test_the_largest_valid_registration_is_accepted() -> None:
     ("raw", "why", "message"),
     [
         (b"\x0a" + b"x" * (512 << 10), "size", "at most 524288 bytes in Register; send less, got 524289 bytes"),
-        (b"\x42\x00" * 10_001, "values", "at most 10000 values in Register; send fewer entries, got more"),
+        (b"\x42\x00" * 10_001, "values", "at most 10,000 values in Register; send fewer entries, got more"),
         (b"\x0a\x02\xff\xfe", "malformed", "bytes that protobuf cannot parse"),
         (b"\xff\xff\xff", "malformed", "bytes that protobuf cannot parse"),
         (b"\x0b" * 20_000, "malformed", "wire type 3"),

@@ -56,7 +56,7 @@ async def test_one_short_round_is_told_in_the_singular(tmp_path: Path) -> None:
         await connect(world, broken=2)
         run = await world.create(round=FIVE, stop={"rounds": 1})
         await world.completed()
-        assert run_status(run).reason.startswith("1 round is done; 1 of 1 rounds is short: round 0 has 3 of 5 updates")
+        assert run_status(run).reason.startswith("1 round is done; 1 of 1 round is short: round 0 has 3 of 5 updates")
 
 
 async def test_a_round_without_failures_is_not_marked(tmp_path: Path) -> None:

@@ -357,5 +357,5 @@ async def test_operators_see_each_clients_evaluation(world: World) -> None:
     await world.completed()
     assert (await evaluation_rows(world, round=0)).round.metrics["clients_accuracy_mean"] == 0.5
     assert run.client_evaluations.newest() == 0
-    with pytest.raises(InvalidInput, match="one of the 1 committed"):
+    with pytest.raises(InvalidInput, match="committed round, of which there are 1,"):
         await evaluation_rows(world, round=3)
