@@ -50,22 +50,20 @@ def show(which: _Which, config: _ConfigFile = Path(CONFIG)) -> None:
 @app.command(**examples("fl-client packages approve sha256:3f9a"))
 def approve(which: _Which, config: _ConfigFile = Path(CONFIG)) -> None:
     """Let a package run, if the site's policy names its signers. A running daemon starts it within seconds."""
-    held, policy = _opened(config)
-    manifest = _found(held, which)
-    try:
-        held.approve(manifest.digest)
-    except OSError as error:
-        raise UsageError(f"the approval cannot be written: {error}") from None
-    print(f"{manifest.title}: {_state(held, manifest, policy)}")
+    _decide(config, which, may_run=True)
 
 
 @app.command(**examples("fl-client packages revoke sha256:3f9a"))
 def revoke(which: _Which, config: _ConfigFile = Path(CONFIG)) -> None:
     """Let a package run no more. A running daemon ends its process within seconds."""
+    _decide(config, which, may_run=False)
+
+
+def _decide(config: Path, which: str, *, may_run: bool) -> None:
     held, policy = _opened(config)
     manifest = _found(held, which)
     try:
-        held.revoke(manifest.digest)
+        (held.approve if may_run else held.revoke)(manifest.digest)
     except OSError as error:
         raise UsageError(f"the decision cannot be written: {error}") from None
     print(f"{manifest.title}: {_state(held, manifest, policy)}")

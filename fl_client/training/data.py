@@ -28,6 +28,7 @@ from fl_tasks.own_loop import own_loop
 from fl_tasks.partitioning.file import load_indices, load_partition
 from fl_tasks.partitioning.partition import PartitionSpec, partition_task, training_size
 from protos.fl.v1 import coordinator_pb2, tensor_pb2, training_pb2
+from protos.wire import filled
 
 log = structlog.get_logger()
 
@@ -91,16 +92,12 @@ class LocalTask:
 
     def offer(self) -> coordinator_pb2.TaskOffer:
         """The task as a registration offers it."""
-        return coordinator_pb2.TaskOffer(
-            name=self.name,
-            fingerprint=self.fingerprint,
+        return filled(
+            coordinator_pb2.TaskOffer,
+            self,
             train_examples=len(self.train),
             eval_examples=len(self.held_out),
-            frozen=self.frozen,
             train_batches=self.train.own_batches,
-            data=self.data,
-            labels=self.labels,
-            package=self.package,
         )
 
 

@@ -98,7 +98,6 @@ class Engine:
         """The algorithm with its parameters of round 0. What does not depend on them is the same in all rounds."""
         self.sum_updates: SumUpdates = sum_updates
         """Another function here may share the sums among processes."""
-        """Another function here may compare other forms of a step over a buffer."""
         self.release: Callable[[], object] = lambda: None
         """Called as `Reduction.release` is."""
         self.own_loop = task.facts.own_loop if isinstance(task, RemoteTask) else own_loop(task) is not None

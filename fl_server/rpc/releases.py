@@ -26,7 +26,7 @@ from fl_server.store.database.ledger_clients import ReleaseRecord
 from fl_tasks.metrics import MAX_METRICS, wrong_name
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2
-from protos.wire import known_name, timestamp
+from protos.wire import filled, known_name, timestamp
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _DETAIL_CHARS = 1000
@@ -232,15 +232,7 @@ def _any_status(record: ReleaseRecord, release: Release) -> pb.ReleaseStatus:
         digest=record.digest.hex(),
         owner=record.owner,
         created=timestamp(record.created_at),
-        rules=pb.ReleaseRules(
-            stages=rules.stages,
-            advance_after_s=rules.advance_after_s,
-            most_failed=rules.most_failed,
-            metric=rules.metric,
-            most_drop=rules.most_drop,
-            lower_is_better=rules.lower_is_better,
-            most_rise=rules.most_rise,
-        ),
+        rules=filled(pb.ReleaseRules, rules),
         share=release.share,
         stage_began=timestamp(release.stage_began or record.created_at),
         devices=Counter(device.state.value for device in release.devices.values()),

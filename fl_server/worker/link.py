@@ -25,7 +25,7 @@ from fl_server.identity import ANYBODY, address, caller
 from protos.fl.v1 import errors_pb2
 from protos.fl.v1 import worker_pb2 as pb
 from protos.status import detail_of
-from protos.wire import client_options
+from protos.wire import client_options, filled
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -177,15 +177,7 @@ def caller_now() -> pb.Caller:
     who = caller.get()
     if who is ANYBODY:
         return pb.Caller(address=address.get())
-    return pb.Caller(
-        role=who.role,
-        name=who.name,
-        ends=who.ends or 0.0,
-        begins=who.begins,
-        serial=who.serial,
-        key=who.key,
-        address=address.get(),
-    )
+    return filled(pb.Caller, who, ends=who.ends or 0.0, address=address.get())
 
 
 def error_of(error: grpc.aio.AioRpcError) -> ServerError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 
 
@@ -22,6 +24,14 @@ class CentreCrop(nn.Module):
         return images[..., top : top + self.size, left : left + self.size]
 
 
+def _dense(*sizes: int) -> list[nn.Module]:
+    """Flattened images, then linear layers between these sizes, with ReLU after all but the last one."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return layers[:-1]
+
+
 def lenet(num_classes: int = 10) -> nn.Module:
     """The LeNet-like net of FedDyn (Acar et al., ICLR 2021) for [n, 3, 32, 32]. 797,962 parameters for 10 classes."""
     return nn.Sequential(
@@ -31,12 +41,7 @@ def lenet(num_classes: int = 10) -> nn.Module:
         nn.Conv2d(64, 64, 5),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(1600, 384),
-        nn.ReLU(),
-        nn.Linear(384, 192),
-        nn.ReLU(),
-        nn.Linear(192, num_classes),
+        *_dense(1600, 384, 192, num_classes),
     )
 
 
@@ -57,12 +62,7 @@ def tutorial_cnn(num_classes: int = 10) -> nn.Module:
         nn.ReLU(),
         nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0),
         nn.MaxPool2d(3, 2, ceil_mode=True),
-        nn.Flatten(),
-        nn.Linear(2304, 384),
-        nn.ReLU(),
-        nn.Linear(384, 192),
-        nn.ReLU(),
-        nn.Linear(192, num_classes),
+        *_dense(2304, 384, 192, num_classes),
     )
 
 
@@ -98,10 +98,7 @@ def femnist_cnn(num_classes: int = 62, units: int = 2048) -> nn.Module:
         nn.Conv2d(32, 64, 5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(3136, units),
-        nn.ReLU(),
-        nn.Linear(units, num_classes),
+        *_dense(3136, units, num_classes),
     )
 
 
@@ -128,10 +125,7 @@ def digits_cnn(num_classes: int = 10) -> nn.Module:
         nn.Conv2d(16, 32, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(512, 32),
-        nn.ReLU(),
-        nn.Linear(32, num_classes),
+        *_dense(512, 32, num_classes),
     )
 
 
@@ -144,10 +138,7 @@ def grey_cnn(num_classes: int = 10) -> nn.Module:
         nn.Conv2d(16, 32, 5),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(512, 128),
-        nn.ReLU(),
-        nn.Linear(128, num_classes),
+        *_dense(512, 128, num_classes),
     )
 
 

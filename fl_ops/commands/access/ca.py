@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,6 +15,9 @@ from fl_common.units import counted
 from fl_ops.admin import settings
 from fl_ops.commands.options import Context, admin_command, command
 from fl_ops.render import output, tables
+
+if TYPE_CHECKING:
+    from fl_ops.certificates.pki import LeafRequest
 
 app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Make certificates for a site that has no authority of its own."
@@ -110,11 +113,8 @@ def server(
     from fl_ops.certificates import pki
 
     hosts = pki.server_hosts(host or (), service or ())
-    issued = pki.issue(pki.LeafRequest(directory, "server", name, days, force, hosts))
-    pair = issued.pair
-    section = _section("tls", cert=pair.certificate, key=pair.key, client_ca=pair.authority)
-    hint = f"in server.toml, with the paths that the files have on the server:\n\n{section}"
-    output.show(issued.facts(), issued.text(hint), context.as_json)
+    request = pki.LeafRequest(directory, "server", name, days, force, hosts)
+    _issue_for_hosts(context, request, "in server.toml, with the paths that the files have on the server")
 
 
 @issue_app.command(**examples("fl ca issue worker worker-1 --host fl.example.org"))
@@ -135,11 +135,19 @@ def worker(
     from fl_ops.certificates import pki
 
     hosts = pki.server_hosts(host or (), service or ())
-    issued = pki.issue(pki.LeafRequest(directory, "worker", name, days, force, hosts))
+    request = pki.LeafRequest(directory, "worker", name, days, force, hosts)
+    place = "in a file that the worker reads after the coordinator's settings, with the paths there"
+    _issue_for_hosts(context, request, place)
+
+
+def _issue_for_hosts(context: Context, request: LeafRequest, place: str) -> None:
+    """place: where the section of the settings belongs."""
+    from fl_ops.certificates import pki
+
+    issued = pki.issue(request)
     pair = issued.pair
     section = _section("tls", cert=pair.certificate, key=pair.key, client_ca=pair.authority)
-    hint = f"in a file that the worker reads after the coordinator's settings, with the paths there:\n\n{section}"
-    output.show(issued.facts(), issued.text(hint), context.as_json)
+    output.show(issued.facts(), issued.text(f"{place}:\n\n{section}"), context.as_json)
 
 
 @issue_app.command(**examples("fl ca issue client edge-3"))

@@ -108,7 +108,7 @@ def test_profile(authority: ca.Authority) -> None:
 
 def test_not_beyond_the_authority(authority: ca.Authority) -> None:
     """A leaf cannot end after its authority; the error has the number of days left."""
-    with pytest.raises(ValueError, match="at most 3650 days, got 3651"):
+    with pytest.raises(ValueError, match="at most 3,650 days, got 3651"):
         ca.issue(authority, CLIENT, ca.Validity(NOW, 3651))
 
 

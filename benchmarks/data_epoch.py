@@ -1,6 +1,6 @@
 """The time of a daemon's local epoch over a data set with worker processes, compared with a bare DataLoader loop.
 
-    python -m benchmarks.data.epoch --workers 2 --pairs 9
+    python -m benchmarks.data_epoch --workers 2 --pairs 9
 
 The data set makes an image of random numbers from a generator and transforms it in each epoch anew, as image files are
 decoded and augmented; `--read-ms` sets the time of one example. The bare loop is torch's DataLoader with the same
