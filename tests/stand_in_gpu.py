@@ -128,14 +128,14 @@ class StandIn(TorchDispatchMode):
         """The places in the program that waited for the stand-in: they read values of it, or sent it some at once."""
         self.uploads: list[str] = []
         """Those that sent it values of the host and went on."""
-        self.pinned = 0
-        """Tensors of the host in pinned memory."""
+        self.pinned: list[str] = []
+        """The places that made tensors of the host in pinned memory."""
         self.recording: Graph | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if kwargs.pop("pin_memory", None):
-            self.pinned += 1
+            self.pinned.append(_place())
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         there = [tensor for tensor in tensors if isinstance(tensor, There)]
         to = None if kwargs.get("device") is None else torch.device(kwargs["device"]).type
@@ -183,9 +183,11 @@ def _name(func: Any) -> str:
 
 
 def _place() -> str:
-    """The innermost function of the product that runs, as "module.py:function"."""
+    """The innermost function with a name of the product that runs, as "module.py:function"."""
     for frame in reversed(traceback.extract_stack()):
         path = Path(frame.filename)
+        if frame.name[0] == "<":
+            continue
         if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in PRODUCT:
             return f"{path.relative_to(ROOT)}:{frame.name}"
     return "tests"

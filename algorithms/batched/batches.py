@@ -147,6 +147,8 @@ class Plan:
     example, and a client without a batch has any rows."""
     sizes: Sequence[Sequence[int]]
     """[batches][clients]: real examples; 0 for a client without a batch."""
+    placed_sizes: Tensor | None = None
+    """The same on the device of `rows`. None: they are uploaded where a step reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ class Planned:
     """The numbers of all steps in place of those of the streams, [steps, clients, examples, ...]."""
     draw: Callable[[Tensor], Sequence[Tensor]] | None = None
     """Inputs -> the numbers that `finish` needs for them, from torch's default generators. None: it needs none."""
+    seeds: Tensor | None = None
+    """The clients' training seeds, as CountedNumbers has them. None: they are uploaded where they are needed."""
     stays: bool = True
     """Inputs and targets are the same tensors for all groups of a run."""
 

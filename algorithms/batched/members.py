@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from algorithms.batched.batches import Drawn, Planned, check_work
 from algorithms.batched.contexts import Contexts
 from algorithms.batched.modules import Numbers, OwnNumbers, RandomStream
@@ -25,6 +27,8 @@ class Members:
     """The steps of each epoch, as LocalData has them."""
     numbers: Numbers
     """Random numbers of the model's passes."""
+    rates: Tensor | None = None
+    """The learning rates on the device, as `rates_of_all`. None: they are uploaded where a step reads them."""
 
     @classmethod
     def drawn(cls, data: Sequence[LocalData], works: Sequence[Work], streams: Sequence[RandomStream]) -> Members:

@@ -108,12 +108,11 @@ class CountedNumbers:
         self._seeds, self.step, self._drawn = seeds, step, 0
 
     @classmethod
-    def of_seeds(cls, seeds: Sequence[int], device: torch.device) -> CountedNumbers:
-        """The numbers of the clients' training seeds, which have 64 bits at most."""
-        return cls(
-            tree.uploaded([*map(_signed, seeds)], torch.int64, device),
-            torch.zeros(1, dtype=torch.int64, device=device),
-        )
+    def of_seeds(cls, seeds: Sequence[int], device: torch.device, placed: Tensor | None = None) -> CountedNumbers:
+        """The numbers of the clients' training seeds, which have 64 bits at most. placed: the same on the device."""
+        if placed is None:
+            placed = tree.uploaded([*map(signed, seeds)], torch.int64, device)
+        return cls(placed, torch.zeros(1, dtype=torch.int64, device=device))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -149,7 +148,7 @@ class CountedNumbers:
     def masks(self, inputs: Tensor, p: float) -> Tensor:
         """See `OwnNumbers`."""
         self._drawn += 1
-        keys = _mixed(_mixed(self._seeds + self.step * _GOLDEN) + _signed(self._drawn * _GOLDEN))
+        keys = _mixed(_mixed(self._seeds + self.step * _GOLDEN) + signed(self._drawn * _GOLDEN))
         entries = torch.arange(1, inputs[0].numel() + 1, device=inputs.device)
         uniform = (_mixed(keys[:, None] + entries * _GOLDEN) >> 40 & 0xFFFFFF).to(torch.float32) / (1 << 24)
         return ((uniform >= p).to(inputs.dtype) / ((1.0 - p) or 1.0)).view(inputs.shape)
@@ -161,7 +160,7 @@ Numbers = OwnNumbers | CountedNumbers
 _GOLDEN, _MIX_1, _MIX_2 = (value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
     """The lowest 64 bits as a signed number."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 

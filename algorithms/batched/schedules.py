@@ -97,7 +97,9 @@ def schedule_of(group: Group) -> Schedule:
 
     active = weights = None
     if group.short or group.uneven:
-        sizes = tree.uploaded(planned.steps.sizes, torch.int64, ones.device)
+        sizes = planned.steps.placed_sizes
+        if sizes is None:
+            sizes = tree.uploaded(planned.steps.sizes, torch.int64, ones.device)
         real = torch.arange(rows.shape[2], device=ones.device) < sizes[..., None]
         active = with_room(sizes > 0) if group.uneven else None
         weights = with_room(real / sizes.clamp(min=1)[..., None].to(ones.dtype)) if group.short else None
@@ -106,10 +108,18 @@ def schedule_of(group: Group) -> Schedule:
 
 
 def rates_of_group(members: Members, like: Tensor) -> tuple[list[list[float]], Tensor]:
-    """The rates of the clients that make each step; and on the device [steps, clients], 0 where a client is done."""
+    """The rates of the clients that make each step; and on the device those of `rates_of_all`."""
     rates = rates_by_step(members.work.settings, members.steps)
-    whole = [row + [0.0] * (len(members.steps) - len(row)) for row in rates]
-    return rates, tree.uploaded(whole, torch.float64, like.device)
+    placed = members.rates
+    if placed is None:
+        placed = tree.uploaded_together([rates_of_all(rates)], like.device)[0]
+    return rates, placed
+
+
+def rates_of_all(rates: Sequence[Sequence[float]]) -> Tensor:
+    """Rates as `rates_by_step` has them, [steps, clients], 0 where a client is done."""
+    clients = len(rates[0])
+    return torch.tensor([[*row] + [0.0] * (clients - len(row)) for row in rates], dtype=torch.float64)
 
 
 def at(tensor: Tensor, number: Tensor) -> Tensor:

@@ -269,7 +269,9 @@ class BatchedEngine(LocalEngine):
         # A pass of one client alone draws from torch's generators.
         alone = self._choice.name != "grouped"
         if device.type == "cuda" and not (alone and self._choice.facts.draws):
-            numbers = CountedNumbers.of_seeds([seed for _, seed in ready.clients], device)
+            planned = members.batches
+            placed = planned.seeds if isinstance(planned, Planned) else None
+            numbers = CountedNumbers.of_seeds([seed for _, seed in ready.clients], device, placed)
             members = replace(members, numbers=numbers)
         updates = answer_together(ready.work.model, members, self._training)
         self._by_client = members.contexts.alone

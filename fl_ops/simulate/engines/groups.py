@@ -17,8 +17,10 @@ from algorithms.base import Memory
 from algorithms.batched.batches import Plan, Planned, check_work, drawn_ahead
 from algorithms.batched.choice import bytes_of_client
 from algorithms.batched.contexts import Contexts
+from algorithms.batched.local import rates_by_step
 from algorithms.batched.members import Members
-from algorithms.batched.modules import OwnNumbers, RandomStream
+from algorithms.batched.modules import OwnNumbers, RandomStream, signed
+from algorithms.batched.schedules import rates_of_all
 from algorithms.model_state import trainable_views
 from algorithms.outside_code import is_interrupt
 from fl_client.errors import WorkFailed
@@ -30,7 +32,7 @@ from fl_ops.simulate.engines.client_work import Assigned, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Failed
 from fl_ops.simulate.engines.held import free_bytes
 from fl_ops.simulate.engines.pool import Pool, Pooled
-from fl_tasks.batches import BatchPlan, plan_batches
+from fl_tasks.batches import plan_batches
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment
 
@@ -112,23 +114,24 @@ class Groups:
         streams = [RandomStream(self._device, seed) for seed in seeds]
         steps = plan_batches(pooled.rows, training.batch_size, seeds, **work_of(training))
         once, sizes = None, [len(rows) for rows in pooled.rows]
+        whole = rates_of_all(rates_by_step(work.work.settings, steps.counts))
+        ahead = [steps.rows, torch.tensor(steps.sizes), whole, torch.tensor([*map(signed, seeds)])]
         if work.work.algorithm.exchanges[work.work.exchange].passes:
-            once = self._placed(plan_batches(pooled.rows, training.batch_size, (), epochs=1))
-        plan, drawn = self._placed(steps), list[Tensor]()
+            once = plan_batches(pooled.rows, training.batch_size, (), epochs=1)
+            ahead.append(once.rows)
+        rows, placed_sizes, rates, placed_seeds, *rows_once = tree.uploaded_together(ahead, self._device)
+        plan, drawn = Plan(rows, steps.sizes, placed_sizes), list[Tensor]()
         if pooled.draw is not None and self._device.type == "cuda":  # a recorded step draws nothing there
             drawn = drawn_ahead(pooled.draw, pooled.inputs, plan.rows, seeds)
         batches = Planned(
-            pooled.inputs, pooled.targets, plan, once, pooled.finish, pooled.prepare, streams, drawn, pooled.draw,
-            pooled.stays,
+            pooled.inputs, pooled.targets, plan, None if once is None else Plan(rows_once[0], once.sizes),
+            pooled.finish, pooled.prepare, streams, drawn, pooled.draw, placed_seeds, pooled.stays,
         )  # fmt: skip
         # With several epochs each one's loss is measured.
         epoch_steps = [-(-size // training.batch_size) if work.data.epoch_steps else 0 for size in sizes]
         contexts = self._contexts(work, common, [client for client, _ in group], sizes)
-        members = Members(work.work, contexts, batches, steps.counts, epoch_steps, OwnNumbers(streams))
+        members = Members(work.work, contexts, batches, steps.counts, epoch_steps, OwnNumbers(streams), rates)
         return Ready(group, members, assigned.assignment, work, sizes, [0] * len(group), [])
-
-    def _placed(self, plan: BatchPlan) -> Plan:
-        return Plan(plan.rows.to(self._device, non_blocking=True), plan.sizes)
 
     def _contexts(
         self, work: PreparedWork, given: Assignment, clients: Sequence[str], sizes: Sequence[int]

@@ -25,6 +25,7 @@ SECTIONS: dict[str, Any] = {**UNEVEN, "evaluation": {"every": 1, "batch_size": 8
 LOSSES, NORMS = "algorithms/batched/client.py:_trained", "fl_ops/simulate/engines/held.py:sums_of_squares"
 STEP, METRICS = "fl_server/aggregation/server_update.py:stats", "fl_tasks/evaluation.py:totals_of"
 SUMS = "fl_server/aggregation/server_update.py:check_finite"
+PLAN = "algorithms/tree.py:uploaded_together"
 ROUND = {LOSSES: 1, NORMS: 1, STEP: 1, METRICS: 1}
 
 
@@ -45,22 +46,28 @@ def core() -> Iterator[StandIn]:
 def test_a_round_waits_for_losses_norms_the_server_step_and_metrics(
     simulated: Simulated, core: StandIn, method: str, waits: Mapping[str, int]
 ) -> None:
-    """Each is one transfer for all clients of unequal steps; all that a round uploads is not waited for.
+    """Each is one transfer for all clients of unequal steps. A round's plan is one upload, which is not waited for.
 
     The steps of all shapes and the evaluation are recorded, which waits for nothing. The model comes when it is asked.
     """
     with simulated(ON_GPU, **SECTIONS, algorithm={"name": method}) as simulation:
-        found = []
+        found, plans = [], []
         for row in simulation.rounds():
             found.append(Counter(core.waits))
+            plans.append([place for place in core.uploads if place.startswith("algorithms/batched") or place == PLAN])
             core.waits.clear()
+            core.uploads.clear()
             assert row.digest is None
-        assert [*found[1:]] == [waits, waits]
+        assert found[1:] == [waits, waits]
+        if method == "mime":  # its full gradients come batch by batch
+            assert [plan.count(PLAN) for plan in plans[1:]] == [2, 2]
+        else:
+            assert plans[1:] == [[PLAN], [PLAN]]
         report = simulation.federation.engine_report
         assert "are recorded; the evaluation is a recorded step" in report
         assert "lockstep: groups of at most 64 clients: grouped; steps of" in report
         model = simulation.model()
-    assert {*core.waits} == {"algorithms/tree.py:<lambda>"}
+    assert {*core.waits} == {"algorithms/tree.py:map"}
     assert {tensor.device.type for tensor in model.values()} == {"cpu"}
 
 
@@ -79,8 +86,9 @@ def test_states_that_do_not_fit_are_in_pinned_memory(
     """The tables of SCAFFOLD's states are on the host then, and the model has the same bits."""
     sections = {**SECTIONS, "algorithm": {"name": "scaffold"}}
     expected = run(simulated, ON_GPU, **sections)[1]
-    assert core.pinned == 0
+    tables = "fl_ops/simulate/held_states.py:_made_for"
+    assert not core.pinned.count(tables)
     monkeypatch.setattr(held_states, "free_bytes", lambda device: 0 if device.type == "cuda" else 1 << 30)
     found = run(simulated, ON_GPU, **sections)[1]
-    assert core.pinned == 2
+    assert core.pinned.count(tables) == 2
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
