@@ -189,7 +189,7 @@ async def test_every_payload_is_compared_with_payloads_of_its_kind(tmp_path: Pat
     assert len(digests) == round_ + 1
 
 
-@pytest.mark.parametrize("method", OTHERS)
+@pytest.mark.parametrize("method", slow_except(OTHERS, "scaffold"))
 async def test_without_the_limit_a_long_payload_counts(tmp_path: Path, method: str) -> None:
     """max_relative_payload = 0 turns the comparison off."""
     _, lists, _, _ = await run_with_one_long_payload(tmp_path, method, 0, max_relative_payload=0.0)

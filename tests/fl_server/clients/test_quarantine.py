@@ -20,6 +20,7 @@ from protos.fl.v1 import admin_pb2
 from protos.fl.v1.training_pb2 import RefusalReason
 from tests.fl_server.devices import NO_CONTEXT, Device, stream, upload
 from tests.fl_server.harness import World, until
+from tests.marks import slow_except
 
 FOREVER = {"after": 1, "first_s": 10_000.0}
 """The first refusal is enough, and the quarantine outlasts the test."""
@@ -204,7 +205,7 @@ async def test_after_its_end_a_client_is_drawn_without_an_action(tmp_path: Path,
         await world.completed()
 
 
-@pytest.mark.parametrize("dies_at", [None, "save", "commit"])
+@pytest.mark.parametrize("dies_at", slow_except([None, "save", "commit"], "commit"))
 async def test_a_counted_update_between_two_refusals_resets_the_count(tmp_path: Path, dies_at: str | None) -> None:
     """Refused, counted, refused: one refusal in a row, also if the coordinator was killed at the commit between."""
     a, b = Device("a", works=False), Device("b", works=False)

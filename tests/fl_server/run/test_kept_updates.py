@@ -21,6 +21,7 @@ from tests.fl_server.devices import NO_CONTEXT, Device, stream, update_message, 
 from tests.fl_server.fleet_checks import Clock
 from tests.fl_server.harness import Journal, World, until
 from tests.fl_server.killed_runs import NAMES, Undisturbed, complete_run
+from tests.marks import slow_except
 
 
 async def refused(world: World, device: Device) -> tuple[UpdateHeader, bytes]:
@@ -122,7 +123,7 @@ async def test_a_refused_client_that_reattaches_delays_nothing(tmp_path: Path) -
         assert run.rounds.recent[0].accepted == 1
 
 
-@pytest.mark.parametrize("dies_at", [None, "save", "commit"])
+@pytest.mark.parametrize("dies_at", slow_except([None, "save", "commit"], "commit"))
 async def test_a_client_left_out_by_krum_gets_that_outcome(tmp_path: Path, dies_at: str | None) -> None:
     """Five deliver and two are kept: the poisoned client learns it, also after a kill between checkpoint and outcomes.
 
@@ -166,7 +167,7 @@ async def send_poisoned(world: World, device: Device) -> None:
     await device.contribute(world, assignment)
 
 
-@pytest.mark.parametrize("damage", ["torn", "short", "gone"])
+@pytest.mark.parametrize("damage", slow_except(["torn", "short", "gone"], "torn"))
 async def test_an_update_with_damaged_bytes_is_requested_again(
     tmp_path: Path, undisturbed: Undisturbed, damage: str
 ) -> None:
