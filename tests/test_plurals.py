@@ -35,7 +35,7 @@ def found(tree: ast.AST) -> Iterator[tuple[int, str]]:
             constant = re.fullmatch(r"(\w+\.)*_?[A-Z][A-Z_0-9]*", name)
             words = isinstance(value.value, ast.Call) and not name.startswith("len(")
             if by_number and not constant and not words and NOUNS.match(str(text.value)):
-                yield string.lineno, f"{{{name}}}{text.value}"
+                yield string.lineno, f"{{{name}}}{text.value!s}"
 
 
 def modules() -> list[Path]:

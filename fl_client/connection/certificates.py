@@ -79,9 +79,9 @@ class Certificates:
         """How the owner renews the certificate, or gets a new one."""
         if self._tls.renew:
             return (
-                "this daemon renews it by itself and could not: renewal_failed or renewal_refused has the reason; with"
-                f" a token of `fl enroll create --name {self._client_id}`, `fl-client init` gets a new one, and this"
-                " daemon uses it without a restart"
+                "this daemon asks for a new one by itself; if it gets none, renewal_failed or renewal_refused has the"
+                f" reason: with a token of `fl enroll create --name {self._client_id}`, `fl-client init` gets a new"
+                " one, and this daemon uses it without a restart"
             )
         return (
             f"renew it: `fl ca renew client-{self._client_id}` at the authority, then copy certificate and key to"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fl_web.coordinator.calls import WrongInput
+from fl_web.rendering import load_templates, rendered
 from fl_web.views.view import Params
+from protos.fl.v1 import admin_pb2 as pb
 
 
 def test_an_address_keeps_what_is_not_changed() -> None:
@@ -38,3 +40,17 @@ def test_empty_values_are_none() -> None:
     """A form sends its empty fields."""
     assert Params({"q": [""], "run": ["a", "", "a", "b"]}).texts("run") == ["a", "b"]
     assert Params({"q": [""]}).text("q") == ""
+
+
+@pytest.mark.parametrize(
+    ("template", "command"),
+    [("clients/_list.html", "fl-client --config client.toml"), ("runs/_list.html", "fl run create run.toml")],
+)
+def test_an_empty_list_says_how_its_first_row_comes(template: str, command: str) -> None:
+    """A list that a filter has emptied says that nothing matches."""
+    load_templates()
+    lists = {"clients": [], "next_page": "", "overview": pb.GetOverviewResponse()}
+    assert command in rendered(template, {**lists, "params": Params({})})
+    filtered = rendered(template, {**lists, "params": Params({"q": ["porto"]})})
+    assert "matches" in filtered
+    assert command not in filtered
