@@ -75,9 +75,18 @@ def _result(plan: Plan, group: Sequence[Row], criterion: Criterion) -> str:
         next(filter(None, (result.without(metric) for _, result in plan.results())), ""),
         DECAYS_DIFFER if decays_differ(group) else "",
         _same(group, moved),
+        _arithmetic(plan) if lines else "",
         f"Not run: {'; '.join(without)}." if without else "",
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def _arithmetic(plan: Plan) -> str:
+    """The device and the precision of clients in lockstep; empty for clients one at a time."""
+    engine = plan.table.engine
+    if not engine:
+        return ""
+    return f"Clients in lockstep on {engine.get('gpu', engine['device'])}, precision {engine['precision']}."
 
 
 def _columns(plan: Plan, group: Sequence[Row], metric: str) -> dict[str, Callable[[Row], str]]:

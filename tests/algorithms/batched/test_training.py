@@ -304,7 +304,7 @@ def test_recordings_of_several_shapes_share_memory_on_cuda(gpu: torch.device, na
         assert str(recorded) == "no step is recorded"
 
 
-def test_a_recording_that_fails_leaves_the_stream_and_the_memory_of_the_others(gpu: torch.device) -> None:
+def test_a_recording_that_fails_on_cuda_leaves_the_stream_and_the_memory_of_the_others(gpu: torch.device) -> None:
     """The step waits for a value. Another recorder's step is recorded after it, and this one's, too."""
     recorder, number = Recorder(gpu), torch.zeros(1, device=gpu)
     before = torch.cuda.current_stream()
@@ -319,7 +319,7 @@ def test_a_recording_that_fails_leaves_the_stream_and_the_memory_of_the_others(g
         assert number.tolist() == [2.0]
 
 
-def test_passes_are_measured_on_memory_that_is_kept(gpu: torch.device) -> None:
+def test_passes_on_cuda_are_measured_on_memory_that_is_kept(gpu: torch.device) -> None:
     """All strategies are recorded and played in turn, with running statistics that each pass changes."""
     module = make(0, batch_norms, torch.float32).to(gpu)
     data = fl.LocalData([], [], nn.functional.cross_entropy)

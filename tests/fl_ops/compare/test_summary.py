@@ -17,6 +17,7 @@ from fl_ops.compare.plan import Plan
 from fl_ops.compare.results import Axis
 from fl_ops.compare.summary import Spread, rows
 from fl_ops.errors import UsageError
+from fl_ops.simulate.engine_choice import EngineRequest
 from tests.fl_ops.compare.conftest import Reached, Read
 
 
@@ -187,6 +188,14 @@ def test_a_row_without_any_number_is_only_named(read: Read, reached: Reached) ->
     plan = Plan(read(*NO_SEARCH), lambda cell: reached(0.5) if cell.label == "FedCM" else None)
     text = report.tables(plan)
     assert ("| FedCM |" in text, "| FedAvg" in text, "Not run: FedAvg." in text) == (True, False, True)
+
+
+def test_a_table_of_lockstep_names_its_precision(plan: Plan) -> None:
+    """So do the device, or the GPU's model; a table of clients one at a time has no such line."""
+    engine = EngineRequest("batched", precision="bfloat16").options().arithmetic
+    lockstep = Plan(replace(plan.table, engine=engine), lambda cell: plan.results()[0][1])
+    assert "Clients in lockstep on cpu, precision bfloat16." in report.tables(lockstep)
+    assert "lockstep" not in report.tables(plan)
 
 
 def test_a_page_without_marks_is_refused(plan: Plan) -> None:
