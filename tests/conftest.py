@@ -79,7 +79,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[TEMPORARY] = os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="tests-")
         Path(tempfile.tempdir).chmod(0o711)  # another user runs PostgreSQL in a folder of its own there
-        Finalize(None, shutil.rmtree, (tempfile.tempdir, True), exitpriority=-1000)
+        Finalize(None, _end, (tempfile.tempdir,), exitpriority=-1000)
+
+
+def _end(folder: str) -> None:
+    """Last of all, when no program runs any more."""
+    forks.end()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -66,6 +66,14 @@ def start() -> None:
     os.environ[SHARED] = server._forkserver_address
 
 
+def end() -> None:
+    """End the forkserver that this process has started, also while it imports: torch makes a folder for itself then."""
+    server: Any = forkserver._forkserver
+    if (pid := server._forkserver_pid) is not None:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def context() -> ForkServerContext:
     """The forkserver of this process, with the preloaded modules."""
     made = multiprocessing.get_context("forkserver")
