@@ -44,12 +44,12 @@ def summands_of(exchange: Exchange, info: RoundInfo, steps: int | None) -> dict[
     """
     cohorts = [[UpdateInfo(str(i), n, steps or k) for i, (n, k) in enumerate(probe)] for probe in _PROBES]
     rows = [exchange.sums(cohort, info) for cohort in cohorts]
-    found: dict[str, Summand | None] = {}
+    summands: dict[str, Summand | None] = {}
     for name, row in rows[0].items():
         choices = (Summand(row.payload, *ab) for ab in ((False, False), (True, False), (False, True), (True, True)))
         coefficients = [one[name].coefficients for one in rows]
-        found[name] = next((it for it in choices if _is_made_of(it, cohorts, coefficients)), None)
-    return found
+        summands[name] = next((it for it in choices if _is_made_of(it, cohorts, coefficients)), None)
+    return summands
 
 
 PROBED = 3

@@ -206,7 +206,7 @@ def breaks(values: Iterable[tuple[int, float | None]], every: int) -> list[int]:
 
     Between them a value is not finite, or is missing: the two lie more than `every` rounds apart.
     """
-    found: list[int] = []
+    places: list[int] = []
     last, lost = None, False
     for number, value in values:
         if value is None:
@@ -215,9 +215,9 @@ def breaks(values: Iterable[tuple[int, float | None]], every: int) -> list[int]:
             lost = True
             continue
         if last is not None and (lost or number - last > every):
-            found.append(last + 1)
+            places.append(last + 1)
         last, lost = number, False
-    return found
+    return places
 
 
 def chart_json(

@@ -113,11 +113,11 @@ class Drawn:
 
     def at(self, step: int, active: int) -> StepBatches:
         """The batches of the first clients, read in the order of the steps. Raises ValueError where one is missing."""
-        found = [self._next(self._batches, position) for position in range(active)]
-        if any(batch is None for batch in found):
-            client = found.index(None)
+        batches = [self._next(self._batches, position) for position in range(active)]
+        if any(batch is None for batch in batches):
+            client = batches.index(None)
             raise ValueError(f"expected {self._data[client].steps} batches for the local steps, got {step}")
-        return self._stacked(found)
+        return self._stacked(batches)
 
     def whole(self) -> Iterator[tuple[list[int], StepBatches]]:
         """The next batch of the whole local set of every client that has one, with the clients' positions."""

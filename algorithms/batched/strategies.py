@@ -151,14 +151,14 @@ class Together:
             with dropout_by_client(self._holder.dropouts, inputs.numbers):
                 losses = self._losses_of_all(tensors, batches)
         else:
-            found = []
+            losses_of_parts = []
             for size, positions in parts:
                 some = {name: tensor[positions] for name, tensor in tensors.items()}
                 with dropout_by_client(self._holder.dropouts, inputs.numbers.of(positions)):
-                    found.append(self._losses(some, batches.of_size(size, positions)))
+                    losses_of_parts.append(self._losses(some, batches.of_size(size, positions)))
                 for name, tensor in inputs.constants.items():
                     tensor[positions] = some[name]
-            losses = _in_order(found, parts)
+            losses = _in_order(losses_of_parts, parts)
         # No loss depends on another client's tensors, so the gradients of the sum are those of each loss.
         slopes = _slopes(losses.sum(), [*inputs.parameters.values(), *inputs.also])
         gradients = dict(zip(inputs.parameters, slopes, strict=False))
@@ -173,11 +173,11 @@ class Together:
         if len(parts) == 1:
             return self._losses(tensors, batches.batch)
         outputs = vmap(self._holder.call)(tensors, batches.batch)
-        found = []
+        losses_of_parts = []
         for size, positions in parts:
             chosen = map_leaves(partial(_rows, positions), outputs)
-            found.append(vmap(partial(self._loss_of_real, size))(*chosen))
-        return _in_order(found, parts)
+            losses_of_parts.append(vmap(partial(self._loss_of_real, size))(*chosen))
+        return _in_order(losses_of_parts, parts)
 
     def _losses(self, tensors: Tensors, batch: Batch) -> Tensor:
         # A flat list of tensors: vmap takes as long for a nested structure as for a small network.

@@ -136,10 +136,10 @@ class ClippedGradients:
         """The gradient of a batch of one example, by a pass of its own."""
         mine = {name: tensor.detach().requires_grad_() for name, tensor in parameters.items()}
         value = self._losses.of(mine, self._losses.buffers_now(), example)
-        found = torch.autograd.grad(value, [*mine.values()], allow_unused=True)
+        gradients = torch.autograd.grad(value, [*mine.values()], allow_unused=True)
         return {
             name: torch.zeros_like(tensor) if g is None else g.to_dense() if g.is_sparse else g
-            for (name, tensor), g in zip(mine.items(), found, strict=True)
+            for (name, tensor), g in zip(mine.items(), gradients, strict=True)
         }
 
 

@@ -219,8 +219,8 @@ class Releases:
 
     async def _measured(self, installed: Installed, taken: Taken) -> dict[str, Any]:
         """What a report has of the evaluation. Raises PolicyRefused if there is none, WorkFailed."""
-        if (found := await asyncio.to_thread(installed.evaluation)) is not None:
-            return found
+        if (evaluation := await asyncio.to_thread(installed.evaluation)) is not None:
+            return evaluation
         policy, said = self._services.policy, installed.description
         trainer = self._trainer_of(said, taken)
         if trainer is None or not trainer.held_out:
@@ -234,12 +234,12 @@ class Releases:
         earlier = await asyncio.to_thread(taken.folder.before, said.model)
         await policy.begin_evaluation(assignment, trainer.held_out)
         metrics = partial(self._metrics, trainer, assignment)
-        found = {"num_examples": trainer.held_out, "metrics": await metrics(installed)}
+        evaluation = {"num_examples": trainer.held_out, "metrics": await metrics(installed)}
         if earlier is not None and earlier.version < installed.version:
             with suppress(WorkFailed):  # without a value of before, nothing fell
-                found["metrics_before"] = await metrics(earlier)
-        await asyncio.to_thread(installed.keep_evaluation, found)
-        return found
+                evaluation["metrics_before"] = await metrics(earlier)
+        await asyncio.to_thread(installed.keep_evaluation, evaluation)
+        return evaluation
 
     async def _metrics(
         self, trainer: Trainer, assignment: EvaluationAssignment, version: Installed

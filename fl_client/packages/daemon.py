@@ -252,18 +252,18 @@ class Packages:
 
     async def _manifest(self, name: str, digest: str) -> Manifest:
         """The manifest of a package, fetched if it is not here. Raises PackageRefused, ClientError, OSError."""
-        if (found := self._known.get(digest)) is None:
-            found = await asyncio.to_thread(self._held.find, digest)
-        if found is None:
+        if (manifest := self._known.get(digest)) is None:
+            manifest = await asyncio.to_thread(self._held.find, digest)
+        if manifest is None:
             if (offer := self._wanted.get(name)) is None:
                 raise PackageRefused("digest", f"expected the file of {digest} here, got none or other bytes")
-            found = await asyncio.to_thread(self._held.keep, await self._fetched(offer))
-        if (found.name, found.digest) != (name, digest):
-            raise PackageRefused("digest", f"expected {name} with {digest}, as the coordinator said", found)
+            manifest = await asyncio.to_thread(self._held.keep, await self._fetched(offer))
+        if (manifest.name, manifest.digest) != (name, digest):
+            raise PackageRefused("digest", f"expected {name} with {digest}, as the coordinator said", manifest)
         runs = self._running[name].package.digest if name in self._running else ""
         self._known = {it.digest: it for it in self._known.values() if it.name != name or it.digest == runs}
-        self._known[digest] = found
-        return found
+        self._known[digest] = manifest
+        return manifest
 
     async def _fetched(self, offer: pb.PackageOffer) -> bytes:
         most = self._config.packages.file_mib << 20

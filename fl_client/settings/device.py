@@ -44,12 +44,12 @@ def count_ranks(processes: int | str, device: torch.device) -> int:
     """How many processes train together. Raises DeviceError if there are not as many CUDA devices."""
     if device.type != "cuda":
         return 1 if processes == "auto" else int(processes)
-    found = torch.cuda.device_count()
-    ranks = found if processes == "auto" else int(processes)
+    devices = torch.cuda.device_count()
+    ranks = devices if processes == "auto" else int(processes)
     if ranks > 1 and device.index:
         raise DeviceError(f'device: expected "cuda" or "auto" with processes = {processes}, got "cuda:{device.index}"')
-    if ranks > found:
-        raise DeviceError(f"processes: expected at most {found}, the CUDA devices of this machine, got {ranks}")
+    if ranks > devices:
+        raise DeviceError(f"processes: expected at most {devices}, the CUDA devices of this machine, got {ranks}")
     return ranks
 
 

@@ -79,10 +79,10 @@ def _opened(config: Path) -> tuple[HeldPackages, Policy]:
 
 def _found(held: HeldPackages, which: str) -> Manifest:
     begins = which if which.startswith("sha256:") else f"sha256:{which}"
-    found = [manifest for manifest in held.manifests() if manifest.digest.startswith(begins)]
-    if len(found) != 1:
-        raise UsageError(f"expected the digest of one package, or how it begins, got {which!r}: {len(found)} fit")
-    return found[0]
+    fitting = [manifest for manifest in held.manifests() if manifest.digest.startswith(begins)]
+    if len(fitting) != 1:
+        raise UsageError(f"expected the digest of one package, or how it begins, got {which!r}: {len(fitting)} fit")
+    return fitting[0]
 
 
 def _state(held: HeldPackages, manifest: Manifest, policy: Policy) -> str:

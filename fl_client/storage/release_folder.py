@@ -58,10 +58,10 @@ class Installed:
     def evaluation(self) -> dict[str, Any] | None:
         """What was measured with it; None: nothing yet."""
         try:
-            found = parse_json((self.path / EVALUATION).read_bytes())
+            kept = parse_json((self.path / EVALUATION).read_bytes())
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return kept if isinstance(kept, dict) else None
 
     def keep_evaluation(self, found: Mapping[str, Any]) -> None:
         """Write what was measured. Raises OSError."""
@@ -90,10 +90,10 @@ class ReleaseFolder:
 
     def find(self, description: Description) -> Installed | None:
         """The version of a description, if it is here and whole."""
-        found = self._installed(self.path / description.model / _name(description.version))
-        if found is None or found.description != description or not found.is_whole():
+        installed = self._installed(self.path / description.model / _name(description.version))
+        if installed is None or installed.description != description or not installed.is_whole():
             return None
-        return found
+        return installed
 
     def add(self, description: Description, signed: tuple[bytes, bytes], data: memoryview) -> Installed:
         """Write a version whose bytes were checked. signed: the bytes of its description, and their signature."""
@@ -141,10 +141,10 @@ class ReleaseFolder:
     def announced(self, model: str) -> int | None:
         """The version that the owner's program has taken, 0 for none; None: it is not known."""
         try:
-            found = parse_json((self.path / model / ANNOUNCED).read_bytes())
+            content = parse_json((self.path / model / ANNOUNCED).read_bytes())
         except (OSError, ValueError):
             return None
-        version = found.get("version") if isinstance(found, dict) else None
+        version = content.get("version") if isinstance(content, dict) else None
         return version if isinstance(version, int) else None
 
     def note_announced(self, model: str, version: int | None) -> None:

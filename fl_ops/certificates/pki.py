@@ -181,10 +181,10 @@ def server_hosts(hosts: Sequence[str], services: Sequence[str]) -> tuple[str, ..
         if not _SERVICE.fullmatch(service):
             raise UsageError(f"--service: expected NAME.NAMESPACE such as fl-server.impetus, got {service!r}")
         names += [service.partition(".")[0], service, f"{service}.svc", f"{service}.svc.cluster.local"]
-    found = tuple(dict.fromkeys([*hosts, *(("localhost", "127.0.0.1") if services else ()), *names]))
-    if not found:
+    all_names = tuple(dict.fromkeys([*hosts, *(("localhost", "127.0.0.1") if services else ()), *names]))
+    if not all_names:
         raise UsageError("expected --host or --service at least once: the names by which clients dial the coordinator")
-    return found
+    return all_names
 
 
 def renew(directory: Path, request: RenewalRequest) -> list[Issued]:

@@ -273,10 +273,10 @@ class Federation:
         common = EvaluationAssignment(
             task=self.config.task.name, personal=self.config.personal, local_frozen=self.engine.local_frozen
         )
-        found = {one.client: one.found for one in self._engine.evaluate(common, able) if not isinstance(one, Failed)}
+        measured = {one.client: one.found for one in self._engine.evaluate(common, able) if not isinstance(one, Failed)}
         none = Evaluation(0, {}, {})
         return [
-            Measured(loss, found.get(client, none).examples, found.get(client, none).metrics)
+            Measured(loss, measured.get(client, none).examples, measured.get(client, none).metrics)
             for client, loss in losses.items()
         ]
 

@@ -153,12 +153,12 @@ def _admitted(
                 gate.check_form(done.header)
                 formed = True
             sent = True
-            found = gate.check_values(update, done.squares[number]) if norms is None else norms
+            checked = gate.check_values(update, done.squares[number]) if norms is None else norms
         except UpdateRefused as refusal:
             yield _refused(client, refusal, sent=sent)
             continue
-        info = fl.UpdateInfo(client, examples, steps, gate.clip_factor(next(iter(found.values()))))
-        yield Contribution(info, digest, done.losses[number], update, found, epochs)
+        info = fl.UpdateInfo(client, examples, steps, gate.clip_factor(next(iter(checked.values()))))
+        yield Contribution(info, digest, done.losses[number], update, checked, epochs)
 
 
 def _refused(client: str, refusal: UpdateRefused, *, sent: bool) -> NotDelivered:

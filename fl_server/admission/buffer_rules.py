@@ -194,11 +194,11 @@ def buffer_facts(updates: Sequence[Source], entries: Sequence[Entry], sent: fl.T
             values = None if isinstance(first, FILES) else first.read_with(updates, entry, start, count)
             if values is None:
                 return None
-            found = _facts(entry, values, start, sent.get(entry.name))
+            facts = _facts(entry, values, start, sent.get(entry.name))
             if rows is None:
-                rows = found
+                rows = facts
             else:
-                plain, growth, squares, before = zip(rows, found, strict=True)
+                plain, growth, squares, before = zip(rows, facts, strict=True)
                 rows = [torch.minimum(*plain), torch.maximum(*growth), torch.add(*squares), torch.add(*before)]
     return None if rows is None else [BufferFacts(*row) for row in torch.stack(rows, dim=1).tolist()]
 

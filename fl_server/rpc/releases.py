@@ -130,13 +130,13 @@ class ReleaseCalls(OperatorCalls):
         """A release that the caller sees, also one that no device is sent any more. Raises NoSuchRelease."""
         ledger, staging = self._services.ledger, self._staging(kind)
         of = [record for record in await ledger.do(ledger.store.releases, staging.kind) if record.name == name]
-        found = [record for record in of if version in {0, record.version}]
-        if not found or not sees(found[-1].owner):
+        records = [record for record in of if version in {0, record.version}]
+        if not records or not sees(records[-1].owner):
             raise NoSuchRelease(name, version, staging.noun)
-        if (kept := staging.kept(name, found[-1].version)) is not None:
+        if (kept := staging.kept(name, records[-1].version)) is not None:
             return kept.record, kept.release
-        devices = await ledger.do(ledger.store.release_devices, staging.kind, name, found[-1].version)
-        return found[-1], found[-1].release(devices)
+        devices = await ledger.do(ledger.store.release_devices, staging.kind, name, records[-1].version)
+        return records[-1], records[-1].release(devices)
 
     def _shown(self, record: ReleaseRecord) -> pb.ReleaseStatus:
         kept = self._staging(record.kind).kept(record.name, record.version)

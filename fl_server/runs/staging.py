@@ -112,12 +112,12 @@ class Staging(ABC, Generic[D]):
     def find(self, name: str, version: int = 0) -> Kept[D]:
         """A release. version: 0 for the newest that is not rolled back, else the newest. Raises NoSuchRelease."""
         newest = self.of(name)
-        found = next((kept for kept in newest if kept.release.version == version), None)
+        named = next((kept for kept in newest if kept.release.version == version), None)
         if not version:
-            found = next((kept for kept in newest if not kept.release.rolled_back), newest[0] if newest else None)
-        if found is None:
+            named = next((kept for kept in newest if not kept.release.rolled_back), newest[0] if newest else None)
+        if named is None:
             raise NoSuchRelease(name, version, self.noun)
-        return found
+        return named
 
     def broadcast(self, digest: bytes) -> Broadcast | None:
         """The bytes of a release with this digest, for clients."""

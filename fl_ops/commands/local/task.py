@@ -50,10 +50,10 @@ def check(
     # Imported here because it loads torch, which takes seconds and which most other commands do not need.
     from fl_ops.task_check.checks import FAIL, findings
 
-    found = list(findings(task, options, folder or []))
-    table = "\n".join(f"{finding.result:6} {finding.check}: {finding.text}" for finding in found)
-    output.show({"task": task, "findings": [vars(finding) for finding in found]}, table, context.as_json)
-    if failed := [finding for finding in found if finding.result == FAIL]:
+    rows = list(findings(task, options, folder or []))
+    table = "\n".join(f"{finding.result:6} {finding.check}: {finding.text}" for finding in rows)
+    output.show({"task": task, "findings": [vars(finding) for finding in rows]}, table, context.as_json)
+    if failed := [finding for finding in rows if finding.result == FAIL]:
         raise Refused(f"task {task}: {failed[0].check} failed")
 
 

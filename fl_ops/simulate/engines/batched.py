@@ -244,12 +244,12 @@ class BatchedEngine(LocalEngine):
         work = ready.work.work
         if not (work.algorithm.keeps_client_state and work.algorithm.exchanges[work.exchange].trains):
             return
-        found = next_states(ready.members, updates)
-        if isinstance(found, list):
+        states = next_states(ready.members, updates)
+        if isinstance(states, list):
             for number in counted:
-                self._context.states.put_next(ready.clients[number][0], NextState.of_both(*found[number]))
+                self._context.states.put_next(ready.clients[number][0], NextState.of_both(*states[number]))
             return
-        both = NextState.of_both(*found)
+        both = NextState.of_both(*states)
         if len(counted) < len(ready.clients):
             rows = [*counted]
             both = NextState(

@@ -54,15 +54,15 @@ class Pool:
         """A group's examples; None unless all are Examples with the same last steps, of the same code and shapes."""
         if self._joins_all:
             self._joins_all = False
-            if (found := _joined({client: self._clients[client] for client in self._clients})) is not None:
-                self._whole, self._rows = _moved(found[0], self._device), found[1]
+            if (joined := _joined({client: self._clients[client] for client in self._clients})) is not None:
+                self._whole, self._rows = _moved(joined[0], self._device), joined[1]
         if self._whole is not None:
             rows = [self._rows_of(client) for client in group]
             return _pooled(self._whole, rows, stays=True) if all(map(len, rows)) else None
         if self._device.type != "cpu":
             return None
-        found = _joined({client: self._clients[client] for client in group})
-        return None if found is None else _pooled(found[0], [found[1][client] for client in group], stays=False)
+        joined = _joined({client: self._clients[client] for client in group})
+        return None if joined is None else _pooled(joined[0], [joined[1][client] for client in group], stays=False)
 
     def _rows_of(self, client: str) -> Rows:
         if client not in self._rows and isinstance(self._clients, SimulatedClients):

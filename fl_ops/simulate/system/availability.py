@@ -63,19 +63,19 @@ class Trace:
         named = CLIENT if CLIENT in self.rows[0] else DEVICE
         for column in (named, BEGIN, END):
             self._require(column)
-        found: dict[str, list[Interval]] = {}
+        by_client: dict[str, list[Interval]] = {}
         for at, row in enumerate(self.rows, start=2):
             begin, end = (self._number(row, column, at, allowed) for column in (BEGIN, END))
             if end <= begin:
                 raise InvalidInput(self.key, f"{END} over {BEGIN} ({begin:g}) in line {at} of {self.file}", f"{end:g}")
-            found.setdefault(row[named], []).append((begin, end))
-        for name, intervals in found.items():
+            by_client.setdefault(row[named], []).append((begin, end))
+        for name, intervals in by_client.items():
             intervals.sort()
             self._check_apart(name, intervals)
         if named == CLIENT:
-            return {client: found[client] for client in self._all_in(found, clients)}
-        devices = sorted(found)
-        return {client: found[devices[_place(seed, client, len(devices))]] for client in clients}
+            return {client: by_client[client] for client in self._all_in(by_client, clients)}
+        devices = sorted(by_client)
+        return {client: by_client[devices[_place(seed, client, len(devices))]] for client in clients}
 
     def _check_apart(self, name: str, intervals: Sequence[Interval]) -> None:
         for before, after in pairwise(intervals):

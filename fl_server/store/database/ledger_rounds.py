@@ -409,8 +409,8 @@ class StageLedger(Transactions):
 
     def answers(self, run_id: str, round: int, attempt: int) -> Mapping[str, dict[str, bytes]]:
         """Stage -> client -> answer, of one draw of a round."""
-        found: dict[str, dict[str, bytes]] = {}
+        by_stage: dict[str, dict[str, bytes]] = {}
         key = {"run_id": run_id, "round": round, "attempt": attempt}
         for row in self._rows("answers of stages", schema.secure_answers, **key):
-            found.setdefault(row["stage"], {})[row["client_id"]] = bytes(row["content"])
-        return found
+            by_stage.setdefault(row["stage"], {})[row["client_id"]] = bytes(row["content"])
+        return by_stage
