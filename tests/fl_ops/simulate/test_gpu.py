@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import algorithms as fl
 from fl_ops.simulate import held_states
 from fl_ops.simulate.engine_choice import EngineOptions
 from fl_ops.simulate.engines.batched import BatchedOptions
@@ -71,7 +72,7 @@ def test_a_round_waits_for_losses_norms_the_server_step_and_metrics(
     assert {tensor.device.type for tensor in model.values()} == {"cpu"}
 
 
-@pytest.mark.parametrize("method", slow_except(["fedcm", "scaffold", "feddyn", "mofedsam"], "fedcm"))
+@pytest.mark.parametrize("method", slow_except(fl.names(), "fedcm"))
 def test_the_model_is_that_of_a_cpu(simulated: Simulated, method: str) -> None:
     """Masked clients, states and momentum on the device, and recorded steps change roundings at most."""
     sections = {**SECTIONS, "algorithm": {"name": method}}
