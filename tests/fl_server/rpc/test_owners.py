@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fl_server.clients.eligibility import Eligibility
+from fl_server.clients.client_records import Workers
 from fl_server.errors import Forbidden, NoSuchRun
 from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.rpc.access import HIDDEN
@@ -217,7 +217,7 @@ async def test_a_client_does_not_show_the_run_of_another_operator(
 ) -> None:
     """Everybody sees the client and that it works; only those who see the run read its id."""
     await Device("edge-1").connect(world)
-    monkeypatch.setattr(Eligibility, "run_of", lambda _, client_id: "alices")
+    monkeypatch.setattr(Workers, "run_of", lambda _, client_id: "alices")
     for who, shown in ((ALICE, "alices"), (BOB, HIDDEN), (EYES, "alices")):
         with calling_as(who):
             (listed,) = (await admin.ListClients(pb.ListClientsRequest(), CONTEXT)).clients

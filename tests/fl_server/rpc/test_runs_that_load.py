@@ -110,10 +110,12 @@ async def test_other_failures_of_the_same_call_count(loading: Any) -> None:
     go_on.set()
     await until(lambda: "r" in world.coordinator.table.loaded, "the run is loaded")
     other = await world.create(name="other", **TWO)
-    world.coordinator.table.not_loaded.add(world.coordinator.run("r").record, "slow", loading=True)
+    loaded = world.coordinator.table.loaded.pop("r")
+    world.coordinator.table.not_loaded.add(loaded.record, "slow", loading=True)
     both = [pb.WorkFailure(key=KEY), pb.WorkFailure(key=ExchangeKey(run_id=other.id))]
     with pytest.raises(NotNow):
         await world.service.ReportStatus(pb.ReportStatusRequest(session_id=device.session, failures=both), NO_CONTEXT)
+    world.coordinator.table.loaded["r"] = loaded
     assert done == [other.id]
 
 
