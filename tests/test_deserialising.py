@@ -38,6 +38,7 @@ ALLOWED: Mapping[str, dict[str, str]] = {
     "algorithms/batched/recording.py": {"torch.jit": "traces operations of our own; nothing is read from a file"},
     # Pipes and pools between a process and its own children: inherited, or behind a random key. No other user writes.
     "fl_tasks/data/reading.py": {"multiprocessing": "the workers of a data set"},
+    "fl_server/aggregation/task_model.py": {"torch.multiprocessing": "as in the next line"},
     "fl_tasks/new_model.py": {"torch.multiprocessing": "a weak reference to a tensor's memory; nothing is sent"},
     "fl_ops/worker_process.py": {"multiprocessing": "a worker watches its parent"},
     "fl_ops/simulate/engines/worker.py": {"multiprocessing": "workers of a simulation"},

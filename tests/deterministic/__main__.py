@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,8 @@ if __name__ == "__main__":
         os.execv(  # noqa: S606 - this program again
             sys.executable, [sys.executable, "-m", "tests.deterministic", *sys.argv[1:]]
         )
-    code = main()
+    with tempfile.TemporaryDirectory(prefix="lives-") as folder:  # certificates too: nothing below is left
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        code = main()
     sys.stdout.flush()
     os._exit(code)  # killed lives leave objects half-way: Python's own end over them once ended with signal 11

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -79,6 +80,8 @@ if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.deterministic.every_kill", *sys.argv[1:]])  # noqa: S606
-    code = main()
+    with tempfile.TemporaryDirectory(prefix="lives-") as folder:  # certificates too: nothing below is left
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        code = main()
     sys.stdout.flush()
     os._exit(code)

@@ -59,7 +59,8 @@ def start() -> None:
     if address := os.environ.get(SHARED):
         server._forkserver_address = address
         server._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)  # it ends with the process that started it
-        server.ensure_running = resource_tracker.ensure_running
+        server.ensure_running = forkserver.ensure_running = resource_tracker.ensure_running
+        server.ensure_running()
         return
     with chdir(ROOT):
         forkserver.ensure_running()

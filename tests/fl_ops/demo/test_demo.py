@@ -136,7 +136,7 @@ def test_an_unknown_task_ends_the_demo_before_any_training(
     before = psutil.Process().children()
     result = fl("demo", "--task", "digit")
     assert (result.exit_code, 'Did you mean "digits"?' in result.stderr) == (2, True)
-    assert [child for child in psutil.Process().children() if child not in before] == []
+    assert [child.cmdline() for child in psutil.Process().children() if child not in before] == []
     assert [path.name for path in tmp_path.iterdir()] == ["demo-out"]
     assert (tmp_path / "demo-out" / "logs").exists()
 

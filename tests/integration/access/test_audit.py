@@ -209,7 +209,7 @@ def test_the_device_has_its_own_log(workspace: Workspace, server: SecureCoordina
     authority = x509.load_pem_x509_certificate(pki.ca.read_bytes())
     assert authority.fingerprint(hashes.SHA256()).hex() in found["registered"].detail
     assert found["assigned"].subject == f"{run}/0/0"
-    assert "epochs" in found["assigned"].detail or "steps" in found["assigned"].detail
+    assert "1 epoch, batches of 16" in found["assigned"].detail
     assert found["submitted"].actor.startswith("coordinator:")
     daemon.kill()
     with (folder / "audit.jsonl").open("ab") as file:

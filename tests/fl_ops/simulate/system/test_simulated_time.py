@@ -172,7 +172,7 @@ def test_a_run_whose_clients_are_gone_fails(simulated: Simulated, intervals: Cal
     with simulated(simulation={"system": system}, stop={"rounds": 9}) as simulation:
         assert len(list(simulation.rounds())) == 3
         assert ending(simulation)[0] == "failed"
-        assert "after 10 s of simulated time, 0 of 4 clients are available" in ending(simulation)[1]
+        assert "after 10 s of simulated time, too few clients are available, 0 of 4" in ending(simulation)[1]
 
 
 def test_the_time_limit_is_simulated(simulated: Simulated, four: dict[str, Any]) -> None:
