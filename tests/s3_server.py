@@ -67,6 +67,8 @@ read -r never; kill $started; wait
 class S3Server:
     """A running server."""
 
+    scheme = "s3"
+
     def __init__(self, port: int) -> None:
         self.port = port
         self.endpoint = f"http://127.0.0.1:{port}"
@@ -123,7 +125,7 @@ def running() -> Iterator[S3Server]:
 
 def _configured(folder: Path) -> dict[str, int]:
     """Write the settings of all programs. Returns their ports."""
-    ports = {name: _free_port() for name in (*_SERVERS, "proxy")}
+    ports = {name: free_port() for name in (*_SERVERS, "proxy")}
     (folder / "devices" / "d").mkdir(parents=True)
     storage = "[storage-policy:0]\nname = one\ndefault = yes\n"
     (folder / "swift.conf").write_text(f"[swift-hash]\nswift_hash_path_suffix = tests\n{storage}")
@@ -135,7 +137,7 @@ def _configured(folder: Path) -> dict[str, int]:
     return ports
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that nobody gets as the local end of a connection: below those that Linux gives out."""
     while True:
         port = random.randrange(20_000, 32_000)

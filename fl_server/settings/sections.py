@@ -315,8 +315,9 @@ class ObjectsConfig(Section):
     """The object store that `storage` names. Its credentials come from the environment, such as AWS_ACCESS_KEY_ID."""
 
     endpoint: str = ""
-    """Address of a store that speaks the protocol of S3 or Azure, such as "https://minio.internal:9000". Plain text
-    only with http:// here. "": the provider's own, or AWS_ENDPOINT_URL."""
+    """Address of a store that speaks the provider's protocol, such as "https://minio.internal:9000", or a private one
+    of the provider; with the account for az:// where it is no part of the host, "https://blob.internal/account". Plain
+    text only with http:// here. "": the provider's own, or AWS_ENDPOINT_URL."""
     region: str = ""
     """Region of a bucket in S3. "": AWS_REGION, or us-east-1."""
     ca_file: Path | None = None

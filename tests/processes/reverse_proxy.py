@@ -51,8 +51,6 @@ def nginx(folder: Path, port: int, upstream: str, files: Certificates) -> Iterat
 
     upstream: the coordinator's `web_listen`. files: the certificate of nginx, of the authority of the coordinator too.
     """
-    if NGINX is None:
-        pytest.skip("nginx is not installed: `make tools` installs Debian's")
     server = documented_server()
     own = {
         "listen 443 ssl;": f"listen 127.0.0.1:{port} ssl;",
@@ -66,8 +64,16 @@ def nginx(folder: Path, port: int, upstream: str, files: Certificates) -> Iterat
     for documented, here in own.items():
         assert documented in server, f"docs/operation/web.md: expected {documented!r} in the block for nginx"
         server = server.replace(documented, here)
-    config = folder / "nginx.conf"
-    config.write_text(_AROUND.format(folder=folder, server=server))
+    with serving_http(folder, port, server):
+        yield
+
+
+@contextmanager
+def serving_http(folder: Path, port: int, http: str) -> Iterator[None]:
+    """Run nginx with what is in its block `http`, which listens at the port. Skips the test where nginx is missing."""
+    if NGINX is None:
+        pytest.skip("nginx is not installed: `make tools` installs Debian's")
+    (folder / "nginx.conf").write_text(_AROUND.format(folder=folder, server=http))
     with _serving(folder, port):
         yield
 

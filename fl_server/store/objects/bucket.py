@@ -43,13 +43,18 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
 AT_ONCE = 1000
 """Objects in one request to delete."""
 _STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w+)</Code>")
+_CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
+"""The code in the answer to a request, or in that to one object of a removal, which has no status."""
 _ERRNO = re.compile(r"\(os error (\d+)\)")
 _TEMPORARY = re.compile(r".+#\d+")
 """Names of files that the library has not renamed yet."""
 _AGAIN = frozenset({408, 409, 425, 429})
 """Statuses below 500 after which a repeated request may succeed."""
 _WRONG_KEYS = frozenset({"SignatureDoesNotMatch", "InvalidAccessKeyId", "InvalidToken", "ExpiredToken"})
+_NOT_AUTHENTICATED = ("failed to authenticate", "token request")
+"""Words of Azure for a wrong key, which has several codes, and of the library for a refused identity."""
+_DENIED = "AccessDenied"
+_NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _FINAL = frozenset({"PermissionDeniedError", "UnauthenticatedError", "NotSupportedError", "InvalidPathError"})
 """The library's errors that no repetition changes."""
 _METADATA_SERVICES = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
@@ -92,7 +97,8 @@ class Bucket:
         try:
             self._store = self._opened()
         except Exception as error:
-            raise StoreError(f"storage = {url!r} cannot be used: {_first_line(error)}") from error
+            check = f": check {_KEYS_OF[self._scheme]} and [objects]" if self._scheme in _KEYS_OF else ""
+            raise StoreError(f"storage = {url!r} cannot be used: {_first_line(error)}{check}") from error
 
     def _opened(self) -> ObjectStore:
         from obstore import store  # noqa: PLC0415 - an extra
@@ -110,21 +116,19 @@ class Bucket:
             "retry_config": {"max_retries": 0},  # `_tried` does it, for all kinds of requests
         }
         if settings.endpoint:
-            common["endpoint"] = settings.endpoint
-        if self._scheme == "gs":
-            common.pop("endpoint", None)
-            return store.GCSStore(self._bucket, prefix=self._prefix or None, **common)
-        if self._scheme == "az":
-            return store.AzureStore(self._bucket, prefix=self._prefix or None, **common)
-        if settings.region:
+            common["base_url" if self._scheme == "gs" else "endpoint"] = settings.endpoint.rstrip("/")
+        if settings.region and self._scheme == "s3":
             common["region"] = settings.region
-        return store.S3Store(self._bucket, prefix=self._prefix or None, **common)
+        kind: Any = {"gs": store.GCSStore, "az": store.AzureStore, "s3": store.S3Store}[self._scheme]
+        opened: ObjectStore = kind(self._bucket, prefix=self._prefix or None, **common)
+        return opened
 
     def put(self, key: str, data: bytes | memoryview, *, durable: bool = False) -> None:
         """Write an object. durable: in a folder, it survives a power cut; other stores promise that themselves."""
         self._tried(f"put {key}", lambda: self._library.put(self._store, key, data, use_multipart=False))
         if durable and self._folder is not None:
-            self._sync(self._folder / key)
+            fsync_path(self._folder / key)
+            fsync_path((self._folder / key).parent)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         """An object's bytes from `start` on, all or `length`. Raises NoObject if it is not there, or is shorter."""
@@ -193,8 +197,8 @@ class Bucket:
                 self._check_folder()
                 return request()
             except FileNotFoundError as error:
-                if (code := _code(error)) == "NoSuchBucket" or not self._has_folder():
-                    raise self._unavailable(doing, error, code) from error
+                if self._no_bucket(doing, error):
+                    raise self._unavailable(doing, error) from error
                 raise NoObject(f"could not {doing}: there is no such object in {self.url}") from error
             except Exception as error:  # the library has many kinds
                 if not _passes(error) or time.monotonic() + wait > until:
@@ -217,34 +221,41 @@ class Bucket:
         number = _ERRNO.search(str(error))
         if number is not None and int(number[1]) in FULL_ERRNOS:
             return disk_error(f"{doing} in {self.url}", int(number[1]), _first_line(error))
-        return self._unavailable(doing, error, _code(error))
+        return self._unavailable(doing, error)
 
-    def _unavailable(self, doing: str, error: Exception, code: str) -> StoreUnavailable:
-        return StoreUnavailable(
-            f"could not {doing} in {self.url}: {self._why(error, code)}; what was stored stays valid"
-        )
+    def _no_bucket(self, doing: str, error: Exception) -> bool:
+        """Whether bucket or folder are missing. Without a code a read or removal may as well lack its object."""
+        if self._folder is not None:
+            return not self._has_folder()
+        asked = not any(words in str(error) for words in (*_METADATA_SERVICES, *_NOT_AUTHENTICATED))
+        missing = asked and _status(error) == 404 and doing.startswith(("put", "list"))
+        return missing or _code(error) in _NO_BUCKET
 
-    def _why(self, error: Exception, code: str) -> str:
+    def _unavailable(self, doing: str, error: Exception) -> StoreUnavailable:
+        if self._no_bucket(doing, error):
+            kind = "container" if self._scheme == "az" else "bucket"
+            what = f"{kind} {self._bucket!r}" if self._folder is None else f"folder {self._folder}"
+            why = f"there is no {what}: make it, or correct `storage`"
+        else:
+            why = self._why(error)
+        return StoreUnavailable(f"could not {doing} in {self.url}: {why}; what was stored stays valid")
+
+    def _why(self, error: Exception) -> str:
         """What is wrong, and what to do; without the error's details, which have keys."""
-        text, status = str(error), _status(error)
-        if code == "NoSuchBucket" or not self._has_folder():
-            what = f"bucket {self._bucket!r}" if self._folder is None else f"folder {self._folder}"
-            return f"there is no {what}: make it, or correct `storage`"
+        text, status, code = str(error), _status(error), _code(error)
         variables = _KEYS_OF.get(self._scheme, "")
         if any(service in text for service in _METADATA_SERVICES):
             return f"there are no credentials: set {variables} in the coordinator's environment, or give it a role"
-        if code in _WRONG_KEYS or status == 401:
+        refused = status is not None and status < 500 and any(words in text for words in _NOT_AUTHENTICATED)
+        if code in _WRONG_KEYS or status == 401 or refused:
             return f"the store refuses the credentials ({code or status}): check {variables}"
-        if status == 403:
+        if status == 403 or code == _DENIED:
             return f"access is denied ({code or status}): these credentials need to get, put, list and delete there"
         if status is not None:
-            return f"the store answers {status} {code}".rstrip() + f" after {self._settings.retry_s:g} s of tries"
-        return f"{_first_line(error)}: check the network and objects.endpoint"
-
-    @staticmethod
-    def _sync(path: Path) -> None:
-        fsync_path(path)
-        fsync_path(path.parent)
+            tried = f" after {self._settings.retry_s:g} s of tries" if _passes(error) else ""
+            return f"the store answers {status} {code}".rstrip() + tried
+        account = ", AZURE_STORAGE_ACCOUNT_NAME" if self._scheme == "az" else ""
+        return f"{_first_line(error)}: check the network{account} and objects.endpoint"
 
 
 def check_access(bucket: Bucket) -> None:
@@ -277,7 +288,7 @@ def _status(error: Exception) -> int | None:
 
 def _code(error: Exception) -> str:
     found = _CODE.search(str(error))
-    return found[1] if found else ""
+    return found[1] or found[2] if found else ""
 
 
 def _passes(error: Exception) -> bool:
@@ -285,9 +296,9 @@ def _passes(error: Exception) -> bool:
     number = _ERRNO.search(str(error))
     if isinstance(error, PermissionError) or (number is not None and int(number[1]) in FULL_ERRNOS):
         return False
-    if type(error).__name__ in _FINAL:
+    if type(error).__name__ in _FINAL or _code(error) == _DENIED:
         return False
-    if _code(error) == "NoSuchBucket" or any(service in str(error) for service in _METADATA_SERVICES):
+    if any(service in str(error) for service in _METADATA_SERVICES):
         return False
     status = _status(error)
     return status is None or status >= 500 or status in _AGAIN

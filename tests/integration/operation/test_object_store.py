@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.emulated_stores import StoreServer
 from tests.postgres_server import PostgresServer
 from tests.processes.federation import Coordinator, Fleet
 from tests.processes.process import Workspace
-from tests.s3_server import S3Server
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[objects]'")
 
@@ -58,13 +58,19 @@ def test_a_run_waits_for_an_unreachable_store(fleet: Fleet, undisturbed: list[st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["s3", "az", "gs"])
 def test_a_coordinator_continues_on_a_new_machine(
-    s3: S3Server, postgres: PostgresServer, undisturbed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After SIGKILL in mid-round, PostgreSQL and S3 are all that is left. The models are those of a directory."""
-    for name, value in s3.environment.items():
+    request: pytest.FixtureRequest, kind: str, postgres: PostgresServer, undisturbed: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """After SIGKILL in mid-round, PostgreSQL and the store are all that is left. The models are those of a directory.
+
+    The store of Google's kind checks no access.
+    """
+    server: StoreServer = request.getfixturevalue(kind)
+    for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    store = {"storage": f"s3://{s3.new_bucket()}/impetus", "objects": {"endpoint": s3.endpoint}}
+    store = {"storage": f"{kind}://{server.new_bucket()}/impetus", "objects": {"endpoint": server.endpoint}}
     with Workspace(tmp_path) as workspace:
         fleet = Fleet(workspace, 3, ledger=postgres.new_ledger(), **store)
         assert undisturbed == fleet.killed_in_mid_round("moved", "")
@@ -72,25 +78,34 @@ def test_a_coordinator_continues_on_a_new_machine(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("bucket", "secret", "said"),
-    [("", "wrong", "the store refuses the credentials (SignatureDoesNotMatch)"), ("none", "", "there is no bucket")],
-    ids=["secret", "bucket"],
+    ("kind", "bucket", "wrong", "said"),
+    [
+        ("s3", "", {"AWS_SECRET_ACCESS_KEY": "wrong"}, "refuses the credentials (SignatureDoesNotMatch)"),
+        ("s3", "none", {}, "there is no bucket"),
+        ("az", "", {"AZURE_STORAGE_ACCOUNT_KEY": "d3Jvbmc="}, "refuses the credentials (AuthorizationFailure)"),
+        ("az", "none", {}, "there is no container"),
+        ("gs", "", {"GOOGLE_SERVICE_ACCOUNT": "/away.json"}, "check GOOGLE_SERVICE_ACCOUNT"),
+        ("gs", "none", {}, "there is no bucket"),
+    ],
+    ids=["s3-secret", "s3-bucket", "az-key", "az-container", "gs-file", "gs-bucket"],
 )
 def test_a_check_names_what_is_wrong(
-    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: str, secret: str, said: str
-) -> None:
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bucket: str,
+    wrong: dict[str, str], said: str,
+) -> None:  # fmt: skip
     """`fl-server check` exits with 2 and writes nothing, and a start does the same."""
-    for name, value in {**s3.environment, **({"AWS_SECRET_ACCESS_KEY": secret} if secret else {})}.items():
+    server: StoreServer = request.getfixturevalue(kind)
+    for name, value in {**server.environment, **wrong}.items():
         monkeypatch.setenv(name, value)
-    store = {"storage": f"s3://{bucket or s3.new_bucket()}/a", "objects": {"endpoint": s3.endpoint}}
+    store = {"storage": f"{kind}://{bucket or server.new_bucket()}/a", "objects": {"endpoint": server.endpoint}}
     with Workspace(tmp_path) as workspace:
-        server = Coordinator(workspace, settings=store)
-        arguments = [sys.executable, "-m", "fl_server", "check", "--config", str(server.config)]
+        coordinator = Coordinator(workspace, settings=store)
+        arguments = [sys.executable, "-m", "fl_server", "check", "--config", str(coordinator.config)]
         checked = subprocess.run(arguments, capture_output=True, text=True, check=False)
         assert (checked.returncode, said in checked.stderr) == (2, True), checked.stderr
-        assert not (server.folder / "server-state").exists()
-        assert server.start().wait() == 2
-        assert said in server.errors()
+        assert not (coordinator.folder / "server-state").exists()
+        assert coordinator.start().wait() == 2
+        assert said in coordinator.errors()
 
 
 def test_a_store_that_cannot_be_used_is_named_at_the_start(fleet: Fleet, tmp_path: Path) -> None:

@@ -6,16 +6,17 @@ import pytest
 
 from fl_server.settings.sections import ObjectsConfig
 from fl_server.store.objects.bucket import Bucket
-from tests.s3_server import S3Server
+from tests.emulated_stores import StoreServer
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[objects]'")
 
 
-def s3_bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch, retry_s: float = 10) -> Bucket:
+def server_bucket(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A new bucket of the server."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    return Bucket(f"s3://{server.new_bucket()}/some/prefix", ObjectsConfig(endpoint=server.endpoint, retry_s=retry_s))
+    settings = ObjectsConfig(endpoint=server.endpoint, retry_s=10)
+    return Bucket(f"{server.scheme}://{server.new_bucket()}/some/prefix", settings)
 
 
 def folder_bucket(folder: Path) -> Bucket:
@@ -24,10 +25,10 @@ def folder_bucket(folder: Path) -> Bucket:
     return Bucket(f"file://{folder}", ObjectsConfig(retry_s=0))
 
 
-# Swift takes seconds to start.
-@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.slow)])
+# The servers take seconds to start.
+@pytest.fixture(params=["folder", *(pytest.param(name, marks=pytest.mark.slow) for name in ("s3", "az", "gs"))])
 def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """An empty object store of each kind."""
+    """An empty object store of each kind. That of Google's kind checks no access."""
     if request.param == "folder":
         return folder_bucket(tmp_path / "objects")
-    return s3_bucket(request.getfixturevalue("s3"), monkeypatch)
+    return server_bucket(request.getfixturevalue(request.param), monkeypatch)

@@ -1,5 +1,7 @@
 """Bytes in an object store: what each kind promises, and what is said of wrong credentials and missing buckets."""
 
+import base64
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +14,8 @@ import pytest
 from fl_server.settings.sections import ObjectsConfig
 from fl_server.store.errors import StoreError, StoreFull, StoreUnavailable
 from fl_server.store.objects.bucket import Bucket, NoObject, check_access
-from tests.s3_server import OTHER_KEY, OTHER_SECRET, S3Server
+from tests.emulated_stores import ACCOUNT, KEY, StoreServer
+from tests.s3_server import OTHER_KEY, OTHER_SECRET
 
 BYTES = bytes(range(256)) * 40
 
@@ -105,40 +108,81 @@ def test_unfinished_files_of_killed_processes_are_removed(tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["1"]
 
 
+WRONG_KEY = base64.b64encode(b"wrong").decode()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("key", "secret", "said"),
+    ("kind", "key", "secret", "said"),
     [
-        ("test:key", "wrong", "refuses the credentials .SignatureDoesNotMatch.: check AWS_ACCESS_KEY_ID"),
-        ("test:nobody", "wrong", "refuses the credentials"),
-        (OTHER_KEY, OTHER_SECRET, "access is denied .AccessDenied.: these credentials need to get, put, list"),
+        ("s3", "test:key", "wrong", "refuses the credentials .SignatureDoesNotMatch.: check AWS_ACCESS_KEY_ID"),
+        ("s3", "test:nobody", "wrong", "refuses the credentials"),
+        ("s3", OTHER_KEY, OTHER_SECRET, "access is denied .AccessDenied.: these credentials need to get, put, list"),
+        ("az", ACCOUNT, WRONG_KEY, "refuses the credentials .AuthorizationFailure.: check AZURE_STORAGE_ACCOUNT_NAME"),
+        ("az", "nobody", KEY, "refuses the credentials"),
     ],
-    ids=["secret", "key", "rights"],
+    ids=["s3-secret", "s3-key", "s3-rights", "az-key", "az-account"],
 )
 def test_wrong_credentials_are_refused_at_once(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch, key: str, secret: str, said: str
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, key: str, secret: str, said: str
 ) -> None:
-    """The message says what to do, and has no secret; nothing is tried for a minute."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-    bucket = Bucket(f"s3://{s3.new_bucket()}/p", ObjectsConfig(endpoint=s3.endpoint))
+    """The message says what to do, and has no secret; nothing is tried for a minute. All requests are refused."""
+    server: StoreServer = request.getfixturevalue(kind)
+    for name, value in zip(server.environment, (key, secret), strict=True):
+        monkeypatch.setenv(name, value)
+    bucket = Bucket(f"{kind}://{server.new_bucket()}/p", ObjectsConfig(endpoint=server.endpoint))
     began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match=said) as caught:
-        check_access(bucket)
-    assert secret not in str(caught.value)
+    asked: list[Callable[[], object]] = [lambda: check_access(bucket), lambda: bucket.delete(["a", "b"])]
+    for ask in (*asked, *requests(bucket)):
+        with pytest.raises(StoreUnavailable, match=said) as caught:
+            ask()
+        assert secret not in str(caught.value)
     assert time.monotonic() - began < ObjectsConfig().retry_s
 
 
+def requests(bucket: Bucket) -> list[Callable[[], object]]:
+    """One of each kind but a removal."""
+    return [lambda: bucket.put("a", b""), lambda: bucket.get("a"), lambda: bucket.keys("")]
+
+
 @pytest.mark.slow
-def test_a_missing_bucket_is_named(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by a list, which could be empty instead."""
-    for name, value in s3.environment.items():
+@pytest.mark.parametrize(
+    ("kind", "named", "asked"),
+    [("s3", "bucket", ["put", "get", "list"]), ("az", "container", ["put", "get", "list"]), ("gs", "bucket", ["put"])],
+)
+def test_a_missing_bucket_is_named(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, named: str, asked: list[str]
+) -> None:
+    """Also by a list, which could be empty instead. fake-gcs-server tells a missing bucket from an object by a put."""
+    server: StoreServer = request.getfixturevalue(kind)
+    for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    bucket = Bucket("s3://nobucket/p", ObjectsConfig(endpoint=s3.endpoint))
-    asked: list[Callable[[], object]] = [lambda: bucket.put("a", b""), lambda: bucket.get("a"), lambda: bucket.keys("")]
-    for ask in asked:
-        with pytest.raises(StoreUnavailable, match="there is no bucket 'nobucket': make it, or correct `storage`"):
+    bucket = Bucket(f"{kind}://nobucket/p", ObjectsConfig(endpoint=server.endpoint))
+    for _, ask in zip(asked, requests(bucket), strict=False):
+        with pytest.raises(StoreUnavailable, match=f"there is no {named} 'nobucket': make it, or correct `storage`"):
             ask()
+
+
+@pytest.mark.parametrize(
+    ("kind", "variables", "said"),
+    [
+        ("az", {}, "Account must be specified: check AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY and"),
+        ("az", {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "no base64!"}, "Invalid Access Key"),
+        ("gs", {"GOOGLE_SERVICE_ACCOUNT": "/away.json"}, "/away.json: No such file .*: check GOOGLE_SERVICE_ACCOUNT"),
+        ("gs", {"GOOGLE_SERVICE_ACCOUNT": "/dev/null"}, "decode service account file: .*: check GOOGLE_SERVICE"),
+    ],
+    ids=["no account", "no key", "no file", "empty file"],
+)
+def test_credentials_that_cannot_be_read_are_named(
+    monkeypatch: pytest.MonkeyPatch, kind: str, variables: dict[str, str], said: str
+) -> None:
+    """A store is not opened with them, and the message says which variable to check."""
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StoreError, match=f"storage = '{kind}://b/p' cannot be used: .*{said}"):
+        Bucket(f"{kind}://b/p", ObjectsConfig())
 
 
 HANGS = -1
@@ -159,7 +203,7 @@ class FailingStore(BaseHTTPRequestHandler):
         if status == HANGS:
             server.released.wait()
             return
-        body = b"body" if status == 200 else b"<Error><Code>SlowDown</Code></Error>"
+        body = b"body" if status == 200 else f"<Error><Code>{server.code}</Code></Error>".encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Last-Modified", "Sat, 28 Nov 2026 00:00:00 GMT")
@@ -176,6 +220,7 @@ class FailingServer(ThreadingHTTPServer):
     """Failures to come: statuses; 0 cuts the connection, HANGS does not answer."""
 
     failures: list[int]
+    code = "SlowDown"
     asked = 0
     daemon_threads = True
 
@@ -186,9 +231,9 @@ class FailingServer(ThreadingHTTPServer):
 
 @contextmanager
 def failing(
-    monkeypatch: pytest.MonkeyPatch, failures: list[int], retry_s: float
+    monkeypatch: pytest.MonkeyPatch, failures: list[int], retry_s: float, kind: str = "s3", *, proxy: bool = False
 ) -> Iterator[tuple[FailingServer, Bucket]]:
-    """A store that fails, and its bucket."""
+    """A store that fails, and its bucket. proxy: of all requests over plain HTTP."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     with FailingServer() as server:
@@ -196,10 +241,14 @@ def failing(
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-        yield server, Bucket("s3://b", ObjectsConfig(endpoint=endpoint, retry_s=retry_s, request_s=0.5))
-        server.released.set()
-        server.shutdown()
-        thread.join()
+        if proxy:
+            monkeypatch.setenv("http_proxy", endpoint)
+        try:
+            yield server, Bucket(f"{kind}://b", ObjectsConfig(endpoint=endpoint, retry_s=retry_s, request_s=0.5))
+        finally:
+            server.released.set()
+            server.shutdown()
+            thread.join()
 
 
 def test_a_failing_and_throttling_store_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,3 +279,42 @@ def test_an_unreachable_store_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     with pytest.raises(StoreUnavailable, match="check the network and objects.endpoint"):
         Bucket("s3://b", ObjectsConfig(endpoint=endpoint, retry_s=0)).get("a")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (401, "AuthenticationRequired", "refuses the credentials .AuthenticationRequired.: check GOOGLE_SERVICE"),
+        (403, "AccessDenied", "access is denied .AccessDenied.: these credentials need to get"),
+        (404, "NoSuchBucket", "there is no bucket 'b'"),
+        (400, "InvalidArgument", "the store answers 400 InvalidArgument;"),
+    ],
+)
+def test_what_google_answers_is_named_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, code: str, said: str
+) -> None:
+    """The codes are those of Google's XML protocol, which the server of the other tests does not send."""
+    (tmp_path / "key.json").write_text(
+        json.dumps({"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""})
+    )
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "key.json"))
+    with failing(monkeypatch, [status], 60, "gs") as (server, bucket):
+        server.code = code
+        with pytest.raises(StoreUnavailable, match=said):
+            bucket.get("a")
+        assert server.asked == 1
+
+
+@pytest.mark.parametrize("kind", ["gs", "az"])
+def test_missing_credentials_are_named_at_once(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Without any the provider's service for machines is asked, here over a proxy that does not find it."""
+    for name in ("AZURE_STORAGE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/nowhere")  # where Google's tools keep credentials
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT)
+    said = "there are no credentials: set (GOOGLE|AZURE)_.* or give it a role"
+    with failing(monkeypatch, [404] * 9, 60, kind, proxy=True) as (server, bucket):
+        for ask in requests(bucket):
+            with pytest.raises(StoreUnavailable, match=said):
+                ask()
+        assert server.asked
