@@ -39,6 +39,8 @@ _UNTIL_WE_ARE_GONE = '"$@" & started=$!; read -r never; kill $started; wait $sta
 """A program ends when its standard input does, so also when the tests are killed."""
 _FRONT = """
     client_max_body_size 16m;
+    client_body_buffer_size 16m;
+    proxy_max_temp_file_size 0;
     map $request_method $etag {{ PUT '"0"'; default $upstream_http_etag; }}
     map $request_method $signed {{ PUT "?X-Goog-Algorithm=none"; default ""; }}
     server {{
