@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ from protos.fl.v1 import admin_pb2
 from tests.postgres_server import PostgresServer
 from tests.processes.federation import Daemon
 from tests.processes.packaged import add
-from tests.processes.process import Workspace, eventually, write_toml
+from tests.processes.process import Workspace, eventually, run_fl, write_toml
 from tests.processes.relay import Relay
 from tests.processes.standby import Pair
+from tests.processes.web_page import WebPage
 from tests.processes.wheels import good_wheels, package, wheel
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install '.[objects]'")
@@ -39,7 +41,7 @@ def pair(shared_pair: Pair) -> Iterator[Pair]:
         yield lent
 
 
-def test_a_standby_takes_over_from_a_killed_leader(pair: Pair, undisturbed: list[str]) -> None:
+def test_a_standby_takes_over_from_a_killed_leader(pair: Pair, undisturbed: list[str], tmp_path: Path) -> None:
     """With one of two updates admitted: it counts, its client does not train again, and the bits are the same."""
     quick, slow = pair.half_delivered("killed")
     pair.server.kill()
@@ -50,9 +52,23 @@ def test_a_standby_takes_over_from_a_killed_leader(pair: Pair, undisturbed: list
     assert undisturbed == pair.server.digests("killed")
     assert len(quick.events("trained", run="killed", round=0)) == 1
     assert pair.server.events("leading")[-1]["killed"]
-    with pair.server.admin() as admin:
-        leadership = admin.access.who_am_i().leadership
-    assert f"impetus process {pair.server.pid} on host" in leadership.leader
+    check_shown_to_operators(pair, tmp_path)
+
+
+def check_shown_to_operators(pair: Pair, folder: Path) -> None:
+    """`fl whoami` and the page name the leader, since when, and who stands by."""
+    pytest.importorskip("starlette", reason="the extra `web` is not installed")
+    leader, address = f"impetus process {pair.server.pid} on host", str(pair.server.settings["admin_listen"])
+    shown = run_fl("whoami", "--insecure", "--server", address, folder=folder).stdout
+    assert re.search(rf"leader +{leader} \S+ since .*, epoch \d+; no standby waits", shown), shown
+    pair.standby.stand_by()
+    standby = f"impetus process {pair.standby.pid} on host"
+    with WebPage(address, folder) as page:
+        eventually(
+            lambda: re.search(rf"{leader} \S+ since [^;]*; standby {standby}", page.get("/").text), "it is shown"
+        )
+    shown = run_fl("whoami", "--insecure", "--server", address, folder=folder).stdout
+    assert re.search(rf"standby +{standby} \S+, (has all checkpoints|.* behind)", shown), shown
 
 
 def test_a_leader_that_is_stopped_hands_over(pair: Pair, undisturbed: list[str]) -> None:
