@@ -40,8 +40,9 @@ from fl_server.settings.config import ServerConfig
 from fl_server.store.checkpoints import Checkpoints
 from fl_server.store.errors import disk_errors
 from fl_server.store.ledger import Ledger
-from fl_server.store.objects.bucket import Bucket, LocalCache, check_access
+from fl_server.store.objects.bucket import Bucket, check_access
 from fl_server.store.objects.files import StoredFiles
+from fl_server.store.objects.local_cache import LocalCache
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.uploaded_models import UploadedModels
 from fl_server.uploads.receiver import UploadReceiver

@@ -206,20 +206,15 @@ class AssignmentExecutor:
         """Count, record and log a training, and the evaluation of the model that was received."""
         services = self._services
         if measured.examples:
-            detail = (
-                f"{counted(measured.examples, 'example')}, sums of {', '.join(sorted(measured.metrics))} under masks"
-            )
+            sums = ", ".join(sorted(measured.metrics))
+            detail = f"{counted(measured.examples, 'example')}, sums of {sums} under masks"
             services.audit.note("evaluated", subject_of(key), detail=detail)
         services.metrics.update_trained(header)
         detail = f"{counted(header.num_examples, 'example')}, {counted(header.num_steps, 'step')}"
         services.audit.note("trained", subject_of(key), detail=detail)
-        log.info(
-            "trained",
-            **key_fields(key),
-            steps=header.num_steps,
-            loss=round(header.training_loss, 5) if header.HasField("training_loss") else None,
-            seconds=round(header.training_seconds, 3),
-        )
+        loss = round(header.training_loss, 5) if header.HasField("training_loss") else None
+        seconds = round(header.training_seconds, 3)
+        log.info("trained", **key_fields(key), steps=header.num_steps, loss=loss, seconds=seconds)
 
     async def _save(self, result: TrainingResult) -> PendingUpdate:
         """Write the update before it is sent, so that a restart does not repeat the training.

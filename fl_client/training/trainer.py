@@ -86,9 +86,8 @@ class Trainer:
         self._model = model if isinstance(model, LocalModel) else LocalModel.of(model)
         self._layouts: dict[tuple[tuple[str, ...], bool], Layouts] = {}
         """Layouts of the model's bundles, by the patterns of personal parameters and whether frozen ones are here."""
-        self._method: Algorithm
-        self._method_named: tuple[bytes, ...] = ()
-        """The bytes of the latest method's and optimizer's names and parameters: one assignment asks several times."""
+        self._method: tuple[tuple[bytes, ...], Algorithm] | None = None
+        """The latest method, with the bytes that named it and its optimizer: one assignment asks several times."""
 
     def leave(self) -> None:
         """Nobody waits for the work under way any more. The caller's thread ends it at the next step."""
@@ -345,10 +344,9 @@ class Trainer:
     def method_of(self, training: training_pb2.LocalTraining) -> Algorithm:
         """The method that an assignment names. Raises WorkFailed if this device does not have the same."""
         named = tuple(part.SerializeToString(deterministic=True) for part in (training.algorithm, training.optimizer))
-        if named != self._method_named:
-            self._method = payloads.method_of(training, self._local.methods, self._optimizers)
-            self._method_named = named
-        return self._method
+        if self._method is None or self._method[0] != named:
+            self._method = named, payloads.method_of(training, self._local.methods, self._optimizers)
+        return self._method[1]
 
     def exchange_of(self, assignment: training_pb2.Assignment) -> Exchange:
         """The exchange that an assignment asks for. Raises WorkFailed as `method_of`, and for an unknown exchange."""

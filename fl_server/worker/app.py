@@ -43,7 +43,8 @@ from fl_server.rpc.service import SERVICE
 from fl_server.settings.config import ServerConfig
 from fl_server.settings.sections import WorkersConfig
 from fl_server.store.errors import StoreError
-from fl_server.store.objects.bucket import Bucket, LocalCache, NoObject, check_access
+from fl_server.store.objects.bucket import Bucket, NoObject, check_access
+from fl_server.store.objects.local_cache import LocalCache
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import ledger_of
 from fl_server.uploads.part_receiver import Disk

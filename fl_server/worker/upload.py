@@ -30,8 +30,9 @@ from fl_server.aggregation.updates import (
 )
 from fl_server.store.database.store import StoredFile
 from fl_server.store.errors import StoreError, StoreFull, file_digest
-from fl_server.store.objects.bucket import Bucket, LocalCache, ObjectReader
+from fl_server.store.objects.bucket import Bucket, ObjectReader
 from fl_server.store.objects.files import PART_BYTES, StoredFiles
+from fl_server.store.objects.local_cache import LocalCache
 from fl_server.store.spool.spool import Spool
 from fl_server.uploads.part_receiver import Decided, spool_key
 from fl_server.worker.link import CoordinatedTransfer, EarlyAnswer, Link, caller_now

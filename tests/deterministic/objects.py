@@ -15,8 +15,9 @@ from pathlib import Path
 
 from fl_server.settings.config import ServerConfig
 from fl_server.store.ledger import Ledger
-from fl_server.store.objects.bucket import Bucket, LocalCache, NoObject
+from fl_server.store.objects.bucket import Bucket, NoObject
 from fl_server.store.objects.files import StoredFiles
+from fl_server.store.objects.local_cache import LocalCache
 from tests.deterministic.effects import Effects
 from tests.deterministic.loop import AtOnce
 from tests.deterministic.seen import Seen

@@ -190,7 +190,7 @@ class AuditLedger(Transactions):
         since_us = wanted.pop("since_us", None)
         scanned = select(audit).where(number.between(first, last)).order_by(number)
         beyond = scanned.with_only_columns(number).offset(SCANNED).limit(1)
-        with database_errors("read the audit log"), self._reads.begin() as db:
+        with self.snapshot() as db:
             end = db.execute(beyond).scalar()
             query = scanned.filter_by(**wanted).limit(limit)
             if end is not None:

@@ -27,7 +27,8 @@ from fl_common.files import make_folders
 from fl_server.store.database.store import StoredFile
 from fl_server.store.errors import StoreError, StoreTakenOver, StoreUnavailable, disk_errors, file_digest
 from fl_server.store.ledger import Ledger
-from fl_server.store.objects.bucket import Bucket, LocalCache, ObjectReader
+from fl_server.store.objects.bucket import Bucket, ObjectReader
+from fl_server.store.objects.local_cache import LocalCache
 
 log = structlog.get_logger(__name__)
 

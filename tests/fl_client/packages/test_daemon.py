@@ -36,6 +36,12 @@ class Process:
         self.closed = True
 
 
+SETTINGS: dict[str, Any] = {
+    "client_id": "edge-1", "server": "127.0.0.1:1", "insecure": True, "policy": "p",
+    "tasks": [{"name": "waves:Waves", "package": "waves"}],
+}  # fmt: skip
+
+
 async def test_a_process_that_waits_for_idle_ends_when_its_version_is_taken_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,12 +51,7 @@ async def test_a_process_that_waits_for_idle_ends_when_its_version_is_taken_back
     one, two = (
         held.keep(package([wheel("waves", files | {"ripples.py": text})], key)) for text in ("a = 1\n", "a = 2\n")
     )
-    config = ClientConfig.model_validate(
-        {
-            "client_id": "edge-1", "server": "127.0.0.1:1", "state_dir": tmp_path, "insecure": True, "policy": "p",
-            "tasks": [{"name": "waves:Waves", "package": "waves"}],
-        }
-    )  # fmt: skip
+    config = ClientConfig.model_validate({**SETTINGS, "state_dir": tmp_path})
     policy = Policy.model_validate({"packages": {"signers": [key.signer], "approval": False}})
     site, audit = SimpleNamespace(policy=policy), SimpleNamespace(note=lambda *_, **__: None)
     trainers: list[Any] = []

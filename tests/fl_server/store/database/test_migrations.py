@@ -9,7 +9,7 @@ import pytest
 from alembic.config import Config
 from sqlalchemy import Engine, text
 
-from fl_server.store.database import transactions
+from fl_server.store.database import schema_version
 from fl_server.store.database.engines import engine_for
 from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError
@@ -47,19 +47,19 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 def next_version(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the ledger was made, this program knows one version more, as the next one will."""
     (tmp_path / "ledger_2.py").write_text(NEXT)
-    own = transactions._config().get_main_option("script_location")
+    own = schema_version._config().get_main_option("script_location")
 
     def config() -> Config:
         found = Config()
         found.set_main_option("script_location", str(own))
         found.set_main_option("path_separator", "os")
         found.set_main_option(
-            "version_locations", f"{Path(transactions.__file__).parent}/migrations/versions:{tmp_path}"
+            "version_locations", f"{Path(schema_version.__file__).parent}/migrations/versions:{tmp_path}"
         )
         return found
 
-    monkeypatch.setattr(transactions, "_config", config)
-    monkeypatch.setattr(transactions, "_scripts", transactions._scripts.__wrapped__)
+    monkeypatch.setattr(schema_version, "_config", config)
+    monkeypatch.setattr(schema_version, "_scripts", schema_version._scripts.__wrapped__)
 
 
 @pytest.mark.usefixtures("next_version")

@@ -17,8 +17,9 @@ from fl_server.store.database.transactions import Home
 from fl_server.store.errors import StoreError, StoreTakenOver, StoreUnavailable
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects import files as files_module
-from fl_server.store.objects.bucket import Bucket, DamagedObject, LocalCache
+from fl_server.store.objects.bucket import Bucket, DamagedObject
 from fl_server.store.objects.files import StoredFiles
+from fl_server.store.objects.local_cache import LocalCache
 from fl_server.store.spool.part_file import StoredUpdate
 from fl_server.store.spool.spool import Leftover, Spool, SpoolKey
 from fl_server.store.uploaded_models import ReleaseFiles

@@ -12,8 +12,9 @@ from fl_server.store.database.store import open_sqlite
 from fl_server.store.database.transactions import Home
 from fl_server.store.ledger import Ledger
 from fl_server.store.objects import files as files_module
-from fl_server.store.objects.bucket import Bucket, LocalCache
+from fl_server.store.objects.bucket import Bucket
 from fl_server.store.objects.files import StoredFiles
+from fl_server.store.objects.local_cache import LocalCache
 from fl_server.store.spool.part_file import PartFile, StoredUpdate
 from fl_server.store.spool.spool import Spool, SpoolKey
 from fl_server.worker.upload import WorkerFiles
