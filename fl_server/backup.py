@@ -46,8 +46,8 @@ from fl_server.leadership import ledger_url, may_stand_by
 from fl_server.settings.config import ServerConfig
 from fl_server.store.database import lease, schema
 from fl_server.store.database.engines import count_on, database_errors, engine_for, lock_opening, prepare_file
+from fl_server.store.database.migrations.schema_version import migrate
 from fl_server.store.database.schema import charges, identity, metadata
-from fl_server.store.database.schema_version import migrate
 from fl_server.store.database.store import LEDGER, Store, StoredFile, objects, open_read_only
 from fl_server.store.errors import StoreError, disk_errors, file_digest
 from fl_server.store.objects.bucket import Bucket, NoObject

@@ -40,7 +40,7 @@ from fl_server.store.client_work import ClientWork
 from fl_server.store.database import lease, schema
 from fl_server.store.database.engines import database_errors, engine_for, lock_opening, mark_connections
 from fl_server.store.database.lease import LeaseTerms
-from fl_server.store.database.schema_version import migrate
+from fl_server.store.database.migrations.schema_version import migrate
 from fl_server.store.errors import Durability, StoreError, StoreTakenOver
 from fl_server.store.records import (
     AttemptRecord,

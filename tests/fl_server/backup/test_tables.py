@@ -10,7 +10,7 @@ import pytest
 from fl_common.audit import START, AuditRow
 from fl_server.backup import EPOCHS, read_tables, tables, write_tables
 from fl_server.store.database.engines import engine_for
-from fl_server.store.database.schema_version import migrate
+from fl_server.store.database.migrations.schema_version import migrate
 from fl_server.store.database.store import Store, open_ledger, open_sqlite
 from fl_server.store.database.transactions import Home
 from tests.fl_server.store.records import a_client, a_commit, a_run, an_attempt, an_update, why

@@ -1,4 +1,4 @@
-"""Alembic migrations of the ledger, run by `fl_server.store.database.schema_version.migrate` when a store opens.
+"""Alembic migrations of the ledger, run by `schema_version.migrate` when a store opens.
 
 An empty database gets the tables of `schema.py` and the number of the newest version. An older ledger is changed by
 the versions after its own. Before the first release a change of a table is a change of `schema.py` alone, which gives

@@ -9,8 +9,8 @@ import pytest
 from alembic.config import Config
 from sqlalchemy import Engine, text
 
-from fl_server.store.database import schema_version
 from fl_server.store.database.engines import engine_for
+from fl_server.store.database.migrations import schema_version
 from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError
 from tests.fl_server.store.records import a_client, a_run, events, why
@@ -53,9 +53,7 @@ def next_version(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         found = Config()
         found.set_main_option("script_location", str(own))
         found.set_main_option("path_separator", "os")
-        found.set_main_option(
-            "version_locations", f"{Path(schema_version.__file__).parent}/migrations/versions:{tmp_path}"
-        )
+        found.set_main_option("version_locations", f"{Path(schema_version.__file__).parent}/versions:{tmp_path}")
         return found
 
     monkeypatch.setattr(schema_version, "_config", config)
