@@ -8,14 +8,9 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from sqlalchemy import (
-    Boolean,
-    Column,
     ColumnElement,
     Connection,
-    Double,
     Index,
-    Integer,
-    LargeBinary,
     RowMapping,
     Select,
     String,
@@ -32,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy import update as change
 
 from fl_server.store.database import schema
-from fl_server.store.database.schema import JsonText, Words, metadata
+from fl_server.store.database.schema import record_table
 from fl_server.store.database.transactions import Transactions, find, rows_where, to_row, write_history
 from fl_server.store.records import HistoryRecord
 
@@ -42,53 +37,6 @@ CERTIFICATES_KEPT_S = 7 * 86_400.0
 Position = tuple[float, str]
 """Time and id of the last entry of a page."""
 TOKENS_KEPT_S = 30 * 86_400.0
-enrollments = Table(
-    "enrollments",
-    metadata,
-    Column("id", String(32), primary_key=True),
-    Column("secret_hash", LargeBinary, nullable=False),
-    Column("name", String(64), nullable=False),
-    Column("prefix", Boolean, nullable=False),
-    Column("labels", JsonText, nullable=False),
-    Column("uses", Integer, nullable=False),
-    Column("uses_left", Integer, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("expires_at", Double, nullable=False),
-    Column("actor", Words, nullable=False),
-    Column("revoked", Boolean, nullable=False),
-    Index("enrollments_by_time", "created_at", "id"),
-)
-certificates = Table(
-    "certificates",
-    metadata,
-    Column("serial", String(64), primary_key=True),
-    Column("role", String(16), nullable=False),
-    Column("name", String(64), nullable=False),
-    Column("key", String(64), nullable=False),
-    Column("issued_at", Double, nullable=False),
-    Column("not_before", Double, nullable=False),
-    Column("not_after", Double, nullable=False),
-    Column("enrollment_id", String(32), nullable=False),
-    Column("content", LargeBinary, nullable=False),
-    Column("renewed_from", String(64), nullable=False),
-    Column("labels", JsonText, nullable=False),
-    Index("certificates_by_name", "name", "issued_at"),
-    Index("certificates_by_time", "issued_at", "serial"),
-    Index("certificates_by_key", "key"),
-    Index("certificates_by_token", "enrollment_id"),
-    Index("certificates_by_parent", "renewed_from"),
-)
-revocations = Table(
-    "revocations",
-    metadata,
-    Column("kind", String(8), primary_key=True),
-    Column("value", String(64), primary_key=True),
-    Column("name", String(64), nullable=False),
-    Column("revoked_at", Double, nullable=False),
-    Column("actor", Words, nullable=False),
-    Column("reason", Words, nullable=False),
-)
-"""kind: "serial" or "key" with a value in hex, or "name": `certificates.RevocationRecord` has the meaning of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +97,32 @@ class RevocationRecord:
     revoked_at: float
     actor: str
     reason: str
+
+
+_ID, _NAME, _SERIAL = String(32), String(64), String(64)
+enrollments = record_table(
+    "enrollments", EnrollmentRecord, ("id",), (), Index("enrollments_by_time", "created_at", "id"), id=_ID, name=_NAME
+)
+certificates = record_table(
+    "certificates",
+    CertificateRecord,
+    ("serial",),
+    (),
+    Index("certificates_by_name", "name", "issued_at"),
+    Index("certificates_by_time", "issued_at", "serial"),
+    Index("certificates_by_key", "key"),
+    Index("certificates_by_token", "enrollment_id"),
+    Index("certificates_by_parent", "renewed_from"),
+    serial=_SERIAL,
+    role=String(16),
+    name=_NAME,
+    key=String(64),
+    enrollment_id=_ID,
+    renewed_from=_SERIAL,
+)
+revocations = record_table(
+    "revocations", RevocationRecord, ("kind", "value"), kind=String(8), value=String(64), name=_NAME
+)
 
 
 def of_renewed(row: RevocationRecord, certificate: CertificateRecord) -> RevocationRecord:

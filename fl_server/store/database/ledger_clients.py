@@ -10,12 +10,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sqlalchemy import (
-    Boolean,
     Column,
-    Double,
     ForeignKeyConstraint,
     Integer,
-    LargeBinary,
     RowMapping,
     String,
     Table,
@@ -29,7 +26,7 @@ from sqlalchemy import update as change
 from fl_server.rounds.releases import Device, DeviceState, Kind, Release, Rules
 from fl_server.store.client_work import ClientWork
 from fl_server.store.database import schema
-from fl_server.store.database.schema import JsonText, Words, metadata
+from fl_server.store.database.schema import columns_of, record_table
 from fl_server.store.database.transactions import (
     Transactions,
     client_of,
@@ -41,41 +38,6 @@ from fl_server.store.database.transactions import (
 )
 from fl_server.store.records import ClientRecord, ClientStateRecord, HistoryRecord, QuarantineRecord, only_banned
 
-releases = Table(
-    "releases",
-    metadata,
-    Column("kind", String(8), primary_key=True),
-    Column("name", String(64), primary_key=True),
-    Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("run_id", String(64), nullable=False),
-    Column("owner", Words, nullable=False),
-    Column("description", LargeBinary, nullable=False),
-    Column("signature", LargeBinary, nullable=False),
-    Column("signer", String(80), nullable=False),
-    Column("digest", LargeBinary, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("rules", JsonText, nullable=False),
-    Column("share", Double, nullable=False),
-    Column("stage_began", Double, nullable=False),
-    Column("rolled_back", Boolean, nullable=False),
-    Column("reason", Words, nullable=False),
-)
-"""A run may be deleted while its releases stay, so run_id refers to nothing."""
-release_devices = Table(
-    "release_devices",
-    metadata,
-    Column("kind", String(8), primary_key=True),
-    Column("name", String(64), primary_key=True),
-    Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("client_id", String(64), primary_key=True),
-    Column("state", String(16), nullable=False),
-    Column("detail", Words, nullable=False),
-    Column("examples", Integer, nullable=False),
-    Column("metrics", JsonText, nullable=False),
-    Column("before", JsonText, nullable=False),
-    Column("reported_at", Double),
-    ForeignKeyConstraint(["kind", "name", "version"], ["releases.kind", "releases.name", "releases.version"]),
-)
 _CHANGING = ("share", "stage_began", "rolled_back", "reason")
 _AT_ONCE = 500
 _NO_UPDATES: dict[str, object] = {"updates_counted": 0, "work": {}}
@@ -115,13 +77,30 @@ class ReleaseRecord:
                        devices, self.kind)  # fmt: skip
 
 
+releases = record_table(
+    "releases", ReleaseRecord, ("kind", "name", "version"), kind=String(8), name=String(64), run_id=String(64),
+    signer=String(80),
+)  # fmt: skip
+"""A run may be deleted while its releases stay, so run_id refers to nothing."""
+release_devices = Table(
+    "release_devices",
+    schema.metadata,
+    Column("kind", String(8), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("client_id", String(64), primary_key=True),
+    *columns_of(Device, state=String(16)),
+    ForeignKeyConstraint(["kind", "name", "version"], ["releases.kind", "releases.name", "releases.version"]),
+)
+
+
 class ReleaseLedger(Transactions):
     """The part of the `Store` for releases."""
 
     def add_release(self, record: ReleaseRecord, why: HistoryRecord) -> None:
         """Add a release, which has no devices yet. Raises StoreError if there is this version."""
         with self._transaction(f"add release {record.version} of {record.name!r}", fsynced=True) as db:
-            db.execute(insert(releases), {field.name: getattr(record, field.name) for field in fields(record)})
+            db.execute(insert(releases), to_row(record))
             write_history(db, why)
 
     def save_release(self, release: Release, clients: Iterable[str], whys: Iterable[HistoryRecord]) -> None:

@@ -1,13 +1,16 @@
-"""The ledger's tables. Column names are field names of the records in `records`: rows and records turn into each other.
+"""The ledger's tables. Most are made from the records in `records`: rows and records turn into each other.
 
-An empty database gets these tables; `migrations` says what a change here needs.
+A new field of such a record is a new column. An empty database gets these tables; `migrations` says what a change of
+one needs.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from collections.abc import Collection
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from sqlalchemy import (
     BigInteger,
@@ -16,6 +19,7 @@ from sqlalchemy import (
     Dialect,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -25,6 +29,10 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
 )
+from sqlalchemy.schema import SchemaItem
+from sqlalchemy.types import TypeEngine
+
+from fl_server.store import records
 
 metadata = MetaData()
 
@@ -86,248 +94,94 @@ class Words(TypeDecorator[str]):
         return None if value is None else value.replace("\0", "\ufffd")
 
 
-def _run_id() -> Column[str]:
-    return Column("run_id", String(64), ForeignKey("runs.run_id"), primary_key=True)
+_TYPES = {str: Words, int: Integer, float: Double, bool: Boolean, bytes: LargeBinary}
+"""The column of a field of this type. Other fields are JSON."""
+_Type = type[TypeEngine[Any]] | TypeEngine[Any]
+_IDS = {"run_id": String(64), "client_id": String(64), "stage": String(16)}
+"""Columns of keys."""
 
 
-def _number(name: str, *, primary: bool = False) -> Column[int]:
-    return Column(name, Integer, primary_key=primary, autoincrement=False, nullable=False)
+def columns_of(
+    record: type[Any], key: Collection[str] = (), nullable: Collection[str] = (), /, **types: _Type
+) -> list[Column[Any]]:
+    """A column for each field of a record, in their order.
+
+    Args:
+        record: a dataclass.
+        key: fields of the primary key.
+        nullable: fields whose columns may be NULL although they are never None themselves.
+        types: of columns for which the types of their fields are not enough.
+    """
+    columns: list[Column[Any]] = []
+    for field, hint in get_type_hints(record).items():
+        kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+        kind = types.get(field) or (_IDS.get(field) if field in key else None) or _TYPES.get(kinds[0], JsonText)
+        may_be_null = NoneType in kinds or kind is Measured or field in nullable
+        columns.append(Column(field, kind, primary_key=field in key, autoincrement=False, nullable=may_be_null))
+    return columns
 
 
-def _text(name: str) -> Column[str]:
-    return Column(name, Words, nullable=False)
+def record_table(
+    name: str,
+    record: type[Any],
+    key: Collection[str],
+    nullable: Collection[str] = (),
+    /,
+    *others: SchemaItem,
+    **types: _Type,
+) -> Table:
+    """A table of records; the arguments are those of `columns_of`. A `run_id` in its key refers to a run."""
+    run = [ForeignKeyConstraint(["run_id"], ["runs.run_id"])] if "run_id" in key and name != "runs" else []
+    return Table(name, metadata, *columns_of(record, key, nullable, **types), *run, *others)
 
+
+_ATTEMPT = ("run_id", "round", "exchange", "attempt")
+_WORK = ("run_id", "round", "exchange", "client_id")
+_ROUND = ("run_id", "round")
 
 identity = Table(
     "identity",
     metadata,
     Column("coordinator_id", String(64), primary_key=True),
     Column("directory", String(64), nullable=False),
-    _number("epoch"),
-    _text("storage"),
+    Column("epoch", Integer, nullable=False),
+    Column("storage", Words, nullable=False),
 )
-
-runs = Table(
-    "runs",
-    metadata,
-    Column("run_id", String(64), primary_key=True),
-    Column("spec", SpecText, nullable=False),
-    Column("state", String(16), nullable=False),
-    _text("reason"),
-    Column("created_at", Double, nullable=False),
-    Column("ended_at", Double),
-    Column("elapsed_s", Double, nullable=False),
-    _number("state_epoch"),
-    _number("extended_at"),
-    Column("bytes_down", BigInteger, nullable=False),
-    Column("bytes_up", BigInteger, nullable=False),
-    _text("stopping"),
-    _text("load_failure"),
+runs = record_table(
+    "runs", records.RunRecord, ("run_id",), spec=SpecText, state=String(16), bytes_down=BigInteger, bytes_up=BigInteger
 )
-
-attempts = Table(
-    "attempts",
-    metadata,
-    _run_id(),
-    _number("round", primary=True),
-    _number("exchange", primary=True),
-    _number("attempt", primary=True),
-    Column("cohort", JsonText, nullable=False),
-    Column("opened_at", Double, nullable=False),
-    Column("seconds_left", Double),
-)
-
-charges = Table(
-    "charges",
-    metadata,
-    Column("account", String(256), primary_key=True),
-    _number("number", primary=True),
-    _text("run_id"),
-    _number("round"),
-    _number("attempt"),
-    Column("noise_multiplier", Double, nullable=False),
-    Column("rate", Double, nullable=False),
-    Column("charged_at", Double, nullable=False),
-    Column("clip", Double, nullable=False),
-    Column("fixed_size", Boolean, nullable=False),
-)
-
-updates = Table(
-    "updates",
-    metadata,
-    _run_id(),
-    _number("round", primary=True),
-    _number("exchange", primary=True),
-    Column("client_id", String(64), primary_key=True),
-    Column("digest", LargeBinary, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("admitted", Boolean, nullable=False),
-    _text("reason"),
-    _text("detail"),
-    Column("num_examples", BigInteger, nullable=False),
-    Column("num_steps", BigInteger, nullable=False),
-    Column("training_loss", Measured),
-    Column("norm", Measured),
-    Column("norms", JsonText),
-    Column("clip_factor", Double, nullable=False),
-    Column("epochs", JsonText),
-    _number("attempt"),
-    Column("received_at", Double, nullable=False),
-    Column("work_s", Double),
-    Column("transfer_s", Double),
-    Column("epsilon", Double),
-    Column("delta", Double),
-)
-
-failures = Table(
-    "failures",
-    metadata,
-    _run_id(),
-    _number("round", primary=True),
-    _number("exchange", primary=True),
-    Column("client_id", String(64), primary_key=True),
-    _number("failures"),
-    _number("restarts"),
-    _text("instance_id"),
-    _text("cause"),
-    _text("detail"),
-    Column("failed_at", Double, nullable=False),
-    Column("not_finite", Boolean, nullable=False),
-)
-
+attempts = record_table("attempts", records.AttemptRecord, _ATTEMPT)
+charges = record_table("charges", records.ChargeRecord, ("account", "number"), account=String(256))
+updates = record_table(
+    "updates", records.UpdateRecord, _WORK, ("epochs",), size_bytes=BigInteger, num_examples=BigInteger,
+    num_steps=BigInteger, training_loss=Measured, norm=Measured,
+)  # fmt: skip
+failures = record_table("failures", records.FailureRecord, _WORK)
 accepted = Table(
     "accepted",
     metadata,
-    _run_id(),
-    _number("round", primary=True),
-    _number("exchange", primary=True),
+    Column("run_id", String(64), ForeignKey("runs.run_id"), primary_key=True),
+    Column("round", Integer, primary_key=True, autoincrement=False),
+    Column("exchange", Integer, primary_key=True, autoincrement=False),
     Column("entries", JsonText, nullable=False, comment="[[client id, digest in hex], ...]"),
 )
-
-secure_stages = Table(
-    "secure_stages",
-    metadata,
-    _run_id(),
-    _number("round", primary=True),
-    _number("exchange", primary=True),
-    _number("attempt", primary=True),
-    Column("stage", String(16), primary_key=True),
-    Column("members", JsonText, nullable=False),
-    Column("closed", JsonText, nullable=False),
-    Column("opened_at", Double, nullable=False),
+secure_stages = record_table("secure_stages", records.StageRecord, (*_ATTEMPT, "stage"))
+secure_answers = record_table("secure_answers", records.AnswerRecord, (*_ATTEMPT, "stage", "client_id"))
+commits = record_table(
+    "commits", records.CommitRecord, _ROUND, ("epochs",), training_loss=Measured, bytes_down=BigInteger,
+    bytes_up=BigInteger, statistics=Text, norms=Text, averaged_digest=Text,
+)  # fmt: skip
+run_totals = record_table("run_totals", records.TotalsRecord, ("run_id",), content=Text)
+client_evaluations = record_table(
+    "client_evaluations", records.ClientEvaluation, (*_ROUND, "client_id"), num_examples=BigInteger
 )
-
-secure_answers = Table(
-    "secure_answers",
-    metadata,
-    _run_id(),
-    _number("round", primary=True),
-    _number("exchange", primary=True),
-    _number("attempt", primary=True),
-    Column("stage", String(16), primary_key=True),
-    Column("client_id", String(64), primary_key=True),
-    Column("content", LargeBinary, nullable=False),
-)
-
-commits = Table(
-    "commits",
-    metadata,
-    _run_id(),
-    _number("round", primary=True),
-    Column("committed_at", Double, nullable=False),
-    Column("seconds", Double, nullable=False),
-    _number("attempts"),
-    _number("accepted"),
-    _number("dropped"),
-    Column("training_loss", Measured),
-    Column("bytes_down", BigInteger, nullable=False),
-    Column("bytes_up", BigInteger, nullable=False),
-    _text("model_digest"),
-    Column("metrics", JsonText, nullable=False),
-    _number("state_epoch"),
-    Column("over_selection", Double, nullable=False),
-    Column("clients_seconds_left", Double),
-    Column("statistics", Text, nullable=False),
-    Column("epochs", JsonText),
-    Column("norms", Text, nullable=False),
-    Column("averaged_digest", Text),
-)
-
-run_totals = Table(
-    "run_totals",
-    metadata,
-    _run_id(),
-    _number("rounds"),
-    Column("content", Text, nullable=False),
-)
-
-client_evaluations = Table(
-    "client_evaluations",
-    metadata,
-    _run_id(),
-    _number("round", primary=True),
-    Column("client_id", String(64), primary_key=True),
-    Column("num_examples", BigInteger, nullable=False),
-    Column("metrics", JsonText, nullable=False),
-    Column("reported_at", Double, nullable=False),
-    Column("sums", JsonText, nullable=False),
-)
-
-clients = Table(
-    "clients",
-    metadata,
-    Column("client_id", String(64), primary_key=True),
-    Column("registered_at", Double, nullable=False),
-    Column("last_seen", Double, nullable=False),
-    _text("instance_id"),
-    _text("software"),
-    Column("labels", JsonText, nullable=False),
-    Column("device", JsonText, nullable=False),
-    Column("tasks", JsonText, nullable=False),
-    Column("methods", JsonText, nullable=False),
-    Column("present", Boolean, nullable=False),
-    Column("banned", Boolean, nullable=False),
-    Column("draining", Boolean, nullable=False),
-    _text("note"),
-    _number("updates_counted"),
-    Column("work", JsonText, nullable=False),
-    Column("enrolled", JsonText),
-    Column("certificate", JsonText),
-    Column("releases", Boolean, nullable=False),
-    Column("packages", JsonText, nullable=False),
-)
-
-quarantines = Table(
-    "quarantines",
-    metadata,
-    Column("client_id", String(64), primary_key=True),
-    _number("refusals"),
-    Column("until", Double, nullable=False),
-    _text("reason"),
-    _number("failures"),
-    _number("deadlines"),
-)
-
-client_states = Table(
-    "client_states",
-    metadata,
-    _run_id(),
-    Column("client_id", String(64), primary_key=True),
-    _number("losses"),
-    _number("lost_epoch"),
-    _number("lost_round"),
-    _number("warned_round"),
-    _text("reason"),
-)
-
+clients = record_table("clients", records.ClientRecord, ("client_id",))
+quarantines = record_table("quarantines", records.QuarantineRecord, ("client_id",))
+client_states = record_table("client_states", records.ClientStateRecord, ("run_id", "client_id"))
 history = Table(
     "history",
     metadata,
     Column("id", BigId, primary_key=True),
-    Column("time", Double, nullable=False),
-    _text("actor"),
-    _text("event"),
-    _text("subject"),
-    _text("detail"),
+    *columns_of(records.HistoryRecord),
     Index("history_by_subject", "subject", "id"),
 )

@@ -46,7 +46,7 @@ from fl_server.store.database.ledger_certificates import CertificateLedger
 from fl_server.store.database.ledger_clients import ClientLedger, ReleaseLedger
 from fl_server.store.database.ledger_rounds import RoundLedger, StageLedger
 from fl_server.store.database.ledger_runs import CommitLedger, Removal, RunLedger
-from fl_server.store.database.schema import BigId, JsonText, Words, metadata
+from fl_server.store.database.schema import BigId, JsonText, columns_of, metadata
 from fl_server.store.database.transactions import ANYWHERE, Home, Transactions
 from fl_server.store.errors import Durability, StoreError, StoreTakenOver
 
@@ -66,19 +66,7 @@ object_removals = Table("object_removals", metadata, Column("key", String(1024),
 SCANNED = 5000
 """Rows that one call looks at: other calls of the ledger need their turn."""
 _COLUMNS = tuple(field.name for field in fields(AuditRow))
-audit = Table(
-    "audit",
-    metadata,
-    Column("number", BigId, primary_key=True, autoincrement=False),
-    Column("time_us", BigId, nullable=False),
-    Column("actor", Words, nullable=False),
-    Column("address", Words, nullable=False),
-    Column("method", Words, nullable=False),
-    Column("subject", Words, nullable=False),
-    Column("result", Words, nullable=False),
-    Column("detail", Words, nullable=False),
-    Column("hash", LargeBinary, nullable=False),
-)
+audit = Table("audit", metadata, *columns_of(AuditRow, ("number",), number=BigId, time_us=BigId))
 """Rows are only added. `hash` is SHA-256 over the previous row's hash and this row's other columns."""
 LEDGER = "ledger.sqlite"
 """The ledger's file in a state directory."""
