@@ -24,7 +24,7 @@ from fl_server.audit.log import AuditLog, AuditRecord
 from fl_server.enrollment.grants import Revocations, TokenActions, TokenSpec, state_of
 from fl_server.enrollment.issuing import Issued, Issuer
 from fl_server.errors import Forbidden, InvalidInput, LimitExceeded, NotConfigured, NotEnrolled, ServerError, TooMany
-from fl_server.identity import ANYBODY, caller
+from fl_server.identity import ANYBODY, actor, caller
 from fl_server.metrics import Metrics
 from fl_server.pages import Cursor, Entries, Position
 from fl_server.settings.config import ServerConfig
@@ -54,24 +54,32 @@ _ISSUED, _FOREIGN = 0, 1
 
 
 class EnrollmentCalls:
-    """Answers operators' calls about certificates."""
+    """Operators' calls about tokens and certificates, as the Admin service has them."""
 
-    def __init__(self, config: ServerConfig, ledger: Ledger, issuer: Issuer | None, revocations: Revocations) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - what these calls need
+        self,
+        config: ServerConfig,
+        ledger: Ledger,
+        issuer: Issuer | None,
+        revocations: Revocations,
+        bound: Mapping[str, str],
+    ) -> None:
+        """bound: the open ports, host:port, by the setting's name."""
         self._config, self._ledger, self._issuer, self._revocations = config, ledger, issuer, revocations
-        settings = config.enrollment
+        settings, self._bound = config.enrollment, bound
         self._tokens = TokenActions(ledger, 0.0 if settings is None else settings.token_ttl_s)
 
-    async def create(
-        self, request: pb.CreateEnrollmentsRequest, actor: str, bound: Mapping[str, str]
+    async def CreateEnrollments(
+        self, request: pb.CreateEnrollmentsRequest, context: Context
     ) -> pb.CreateEnrollmentsResponse:
-        """Make tokens. bound: the open ports, host:port, by the setting's name."""
+        """Make tokens for devices."""
         config, issuer = self._config, self._issuer
         if issuer is None or config.enroll_listen is None:
             raise NotConfigured("enrollment", "enroll_listen and [enrollment]")
         specs = [TokenSpec(spec.name, spec.name_prefix, spec.uses, dict(spec.labels)) for spec in request.specs]
-        made = await self._tokens.create(specs, request.ttl_s, actor)
+        made = await self._tokens.create(specs, request.ttl_s, actor())
         created = [pb.CreatedEnrollment(enrollment=_token(new.record), token=new.token.text) for new in made]
-        client, enrollment = dialed(config, bound, hosts_of(issuer.authority.presented().leaf))
+        client, enrollment = dialed(config, self._bound, hosts_of(issuer.authority.presented().leaf))
         return pb.CreateEnrollmentsResponse(
             created=created,
             ca_fingerprint=issuer.authority.fingerprint(),
@@ -79,7 +87,7 @@ class EnrollmentCalls:
             enroll_address=enrollment,
         )
 
-    async def list_tokens(self, request: pb.ListEnrollmentsRequest) -> pb.ListEnrollmentsResponse:
+    async def ListEnrollments(self, request: pb.ListEnrollmentsRequest, context: Context) -> pb.ListEnrollmentsResponse:
         """A page of tokens, the newest first."""
         ledger = self._ledger
         cursor = Cursor.of_request(request, (float, str), "enrollments")
@@ -91,13 +99,16 @@ class EnrollmentCalls:
         page = await cursor.page(read)
         return pb.ListEnrollmentsResponse(enrollments=page.entries, next_page_token=page.next_token)
 
-    async def revoke_token(self, request: pb.RevokeEnrollmentRequest, actor: str) -> pb.RevokeEnrollmentResponse:
+    async def RevokeEnrollment(
+        self, request: pb.RevokeEnrollmentRequest, context: Context
+    ) -> pb.RevokeEnrollmentResponse:
         """Make a token useless."""
-        return pb.RevokeEnrollmentResponse(
-            enrollment=_token(await self._tokens.revoke(request.id, request.reason, actor))
-        )
+        token = await self._tokens.revoke(request.id, request.reason, actor())
+        return pb.RevokeEnrollmentResponse(enrollment=_token(token))
 
-    async def list_certificates(self, request: pb.ListCertificatesRequest) -> pb.ListCertificatesResponse:
+    async def ListCertificates(
+        self, request: pb.ListCertificatesRequest, context: Context
+    ) -> pb.ListCertificatesResponse:
         """A page of certificates, the newest first; then revoked ones that are not in the ledger."""
         ledger, name = self._ledger, request.name[:64]
         cursor = Cursor.of_request(request, (int, float, str), "certificates", name)
@@ -107,9 +118,7 @@ class EnrollmentCalls:
             if after is None or after[0] == _ISSUED:
                 place = None if after is None else (after[1], after[2])
                 certificates = await ledger.do(ledger.store.certificates, name, place, count)
-                entries = [
-                    ((_ISSUED, record.issued_at, record.serial), self._status(record)) for record in certificates
-                ]
+                entries = [((_ISSUED, each.issued_at, each.serial), self._certificate(each)) for each in certificates]
             if len(entries) < count:
                 place = (after[1], after[2]) if after is not None and after[0] == _FOREIGN else None
                 alone = await ledger.do(ledger.store.revocations_alone, name, place, count - len(entries))
@@ -119,47 +128,32 @@ class EnrollmentCalls:
         page = await cursor.page(read)
         return pb.ListCertificatesResponse(certificates=page.entries, next_page_token=page.next_token)
 
-    async def revoke_certificates(
-        self, request: pb.RevokeCertificatesRequest, actor: str
-    ) -> pb.RevokeCertificatesResponse:
+    async def revoke_certificates(self, request: pb.RevokeCertificatesRequest) -> pb.RevokeCertificatesResponse:
         """Deny certificates."""
-        given: list[tuple[RevocationKind, str]] = [
-            ("name", request.name), ("serial", request.serial), ("key", request.key),
-        ]  # fmt: skip
-        chosen = [(kind, value) for kind, value in given if value]
+        given: dict[RevocationKind, str] = {"name": request.name, "serial": request.serial, "key": request.key}
+        chosen = [kind for kind, value in given.items() if value]
         if len(chosen) != 1:
-            came = " and ".join(kind for kind, _ in chosen) or "none"
-            raise InvalidInput("name", "exactly one of name, serial and key", came)
-        kind, value = chosen[0]
-        done = await self._revocations.revoke(kind, value, request.reason, actor)
-        known: Sequence[pb.CertificateStatus] = [self._status(record) for record in done.certificates]
+            raise InvalidInput("name", "exactly one of name, serial and key", " and ".join(chosen) or "none")
+        done = await self._revocations.revoke(chosen[0], given[chosen[0]], request.reason, actor())
+        known = [self._certificate(record) for record in done.certificates]
         return pb.RevokeCertificatesResponse(revoked=known or [_revoked(done.rows[0])])
 
-    def _status(self, record: CertificateRecord) -> pb.CertificateStatus:
+    def _certificate(self, record: CertificateRecord) -> pb.CertificateStatus:
         issued, end = timestamp(record.issued_at), timestamp(record.not_after)
-        status = filled(pb.CertificateStatus, record, issued=issued, not_after=end)
-        if (row := self._revocations.of_record(record)) is not None:
-            status.revoked.CopyFrom(timestamp(row.revoked_at))
-            status.reason = row.reason
-        return status
+        row = self._revocations.of_record(record)
+        why = {} if row is None else {"revoked": timestamp(row.revoked_at), "reason": row.reason}
+        return filled(pb.CertificateStatus, record, issued=issued, not_after=end, **why)
 
 
 def _revoked(row: RevocationRecord) -> pb.CertificateStatus:
     """A revoked certificate that the ledger does not have."""
-    status = pb.CertificateStatus(name=row.name, revoked=timestamp(row.revoked_at), reason=row.reason)
-    if row.kind == "serial":
-        status.serial = row.value
-    elif row.kind == "key":
-        status.key = row.value
-    return status
+    value: dict[str, Any] = {} if row.kind == "name" else {row.kind: row.value}
+    return pb.CertificateStatus(name=row.name, revoked=timestamp(row.revoked_at), reason=row.reason, **value)
 
 
 def _token(record: EnrollmentRecord) -> pb.EnrollmentToken:
-    spec = pb.EnrollmentSpec(uses=record.uses, labels=record.labels)
-    if record.prefix:
-        spec.name_prefix = record.name
-    else:
-        spec.name = record.name
+    name = {"name_prefix" if record.prefix else "name": record.name}
+    spec = pb.EnrollmentSpec(uses=record.uses, labels=record.labels, **name)
     created, expires = timestamp(record.created_at), timestamp(record.expires_at)
     state = state_of(record, time.time())
     return filled(pb.EnrollmentToken, record, spec=spec, created=created, expires=expires, state=state)
@@ -270,8 +264,8 @@ async def _record(audit: AuditLog, issued: Issued, method: str) -> None:
     token = f"token {record.enrollment_id}, " if record.enrollment_id else ""
     detail = f"{token}serial {record.serial}{', issued before' if issued.again else ''}"
     log.info("certificate_issued", client=record.name, serial=record.serial, rpc=method, again=issued.again)
-    actor = "anybody" if who is ANYBODY else str(who)
-    await audit.record_in_time(AuditRecord(actor, address, method, record.name, "ok", detail))
+    by = "anybody" if who is ANYBODY else str(who)
+    await audit.record_in_time(AuditRecord(by, address, method, record.name, "ok", detail))
 
 
 def _result_of(error: ServerError) -> str:

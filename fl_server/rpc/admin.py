@@ -41,15 +41,17 @@ _ROUNDS_AT_ONCE = 100
 """Missed rounds that are read at once."""
 
 
-class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, ReleaseCalls, admin_pb2_grpc.AdminServicer):
-    """The methods that the `fl` command calls: here those for runs, models, certificates and the caller."""
+class AdminService(
+    ListCalls, HistoryCalls, ClientCalls, OverviewCalls, ReleaseCalls, EnrollmentCalls, admin_pb2_grpc.AdminServicer
+):
+    """The methods that the `fl` command calls: here those for runs, models, authorities and the caller."""
 
     def __init__(self, services: Services, coordinator: Coordinator) -> None:
         super().__init__(services, coordinator)
+        ledger, issuer, revocations = services.ledger, services.issuer, services.revocations
+        EnrollmentCalls.__init__(self, services.config, ledger, issuer, revocations, services.addresses)
         self._exports = ModelExports(services, coordinator)
         self._initial_models = InitialModels(services, self._runs, self._exports)
-        ledger, issuer, revocations = services.ledger, services.issuer, services.revocations
-        self._enrollment = EnrollmentCalls(services.config, ledger, issuer, revocations)
         clients = services.fleet.records.in_memory()
         self._authorities = Authorities(ledger, services.pem_files, issuer, revocations, clients)
 
@@ -65,9 +67,7 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, ReleaseC
         if (problem := self._runs.problem(request.run_id)) is not None:
             return pb.GetRunResponse(run=not_loaded_status(problem))
         run = self._runs.get(request.run_id)
-        rounds: list[pb.RoundSummary] = []
-        if request.with_rounds:
-            rounds = await self._all_rounds(run)
+        rounds = await self._all_rounds(run) if request.with_rounds else []
         if run.account is not None:
             await self._services.second.settled(run.id, run.account.question(run.state.draws))
         return pb.GetRunResponse(run=run_status(run), rounds=rounds)
@@ -135,9 +135,8 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, ReleaseC
     async def DeleteRun(self, request: pb.DeleteRunRequest, context: Context) -> pb.DeleteRunResponse:
         """Remove a run that has ended."""
         self._runs.require_change(request.run_id)
-        return pb.DeleteRunResponse(
-            finished=await self._coordinator.deletions.delete(request.run_id, request.reason, actor())
-        )
+        finished = await self._coordinator.deletions.delete(request.run_id, request.reason, actor())
+        return pb.DeleteRunResponse(finished=finished)
 
     async def ExportModel(
         self, request: pb.ExportModelRequest, context: Context
@@ -162,9 +161,8 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, ReleaseC
             roles=["admin"] if who is ANYBODY else ordered(who.roles),
             source=who.source,
             methods=methods_of(who),
+            ends=None if who.ends is None else timestamp(who.ends),
         )
-        if who.ends is not None:
-            response.ends.CopyFrom(timestamp(who.ends))
         add_leadership(self._services.leading, response)
         return response
 
@@ -178,28 +176,6 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, ReleaseC
         link = web.link(who)
         return pb.CreateWebLinkResponse(url=f"{web.url}/login?code={link.secret}", expires=timestamp(link.ends))
 
-    async def CreateEnrollments(
-        self, request: pb.CreateEnrollmentsRequest, context: Context
-    ) -> pb.CreateEnrollmentsResponse:
-        """Make tokens for devices."""
-        return await self._enrollment.create(request, actor(), self._services.addresses)
-
-    async def ListEnrollments(self, request: pb.ListEnrollmentsRequest, context: Context) -> pb.ListEnrollmentsResponse:
-        """A page of tokens, the newest first."""
-        return await self._enrollment.list_tokens(request)
-
-    async def RevokeEnrollment(
-        self, request: pb.RevokeEnrollmentRequest, context: Context
-    ) -> pb.RevokeEnrollmentResponse:
-        """Make a token useless."""
-        return await self._enrollment.revoke_token(request, actor())
-
-    async def ListCertificates(
-        self, request: pb.ListCertificatesRequest, context: Context
-    ) -> pb.ListCertificatesResponse:
-        """A page of certificates, the newest first."""
-        return await self._enrollment.list_certificates(request)
-
     async def ListAuthorities(self, request: pb.ListAuthoritiesRequest, context: Context) -> pb.ListAuthoritiesResponse:
         """The authorities of certificates, with the clients that depend on each."""
         return await self._authorities.listed()
@@ -208,7 +184,7 @@ class AdminService(ListCalls, HistoryCalls, ClientCalls, OverviewCalls, ReleaseC
         self, request: pb.RevokeCertificatesRequest, context: Context
     ) -> pb.RevokeCertificatesResponse:
         """Deny certificates, and end their holders' calls."""
-        revoked = await self._enrollment.revoke_certificates(request, actor())
+        revoked = await self.revoke_certificates(request)
         if request.name:
             self._services.fleet.expel(request.name, "a new certificate (the earlier ones are revoked)", "revoked")
         await self._denials.write()
@@ -229,7 +205,6 @@ def _rate(request: pb.ResumeRunRequest) -> float:
 
 
 def _watch_response(run: Run, progress: Progress) -> pb.WatchRunResponse:
-    response = pb.WatchRunResponse(run=run_status(run), event=progress.event, detail=progress.detail)
-    if progress.commit is not None:
-        response.round.CopyFrom(round_summary(progress.commit, hidden=run.context.hides_cohorts))
-    return response
+    commit, hidden = progress.commit, run.context.hides_cohorts
+    round_ = None if commit is None else round_summary(commit, hidden=hidden)
+    return pb.WatchRunResponse(run=run_status(run), event=progress.event, detail=progress.detail, round=round_)

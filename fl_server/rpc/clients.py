@@ -26,7 +26,7 @@ from fl_server.services import Services
 from fl_server.store.client_work import ClientWork
 from fl_server.store.records import ClientRecord, HistoryRecord
 from protos.fl.v1 import admin_pb2 as pb
-from protos.wire import timestamp
+from protos.wire import filled, timestamp
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _SHOWN_HISTORY = 10
@@ -248,18 +248,17 @@ def client_details(
 ) -> pb.GetClientResponse:
     """The response without the client's work. entries: its history with numbers, oldest first; needs: attention."""
     client_id = record.client_id
-    response = pb.GetClientResponse(
-        client=client_status(fleet, record, needs), history=[history_entry(*entry) for entry in entries]
-    )
-    if (session := fleet.sessions.of(client_id)) is not None:
-        response.session.CopyFrom(_origin(session.origin))
-    if (contest := fleet.contested.contest_of(client_id)) is not None:
-        _add_contest(contest, response)
+    session, standing = fleet.sessions.of(client_id), None
     if (refusals := fleet.quarantine.refusals_of(client_id)) is not None:
-        response.standing.CopyFrom(pb.Quarantine(refusals=refusals.refusals, reason=refusals.reason))
-        if refusals.until:
-            response.standing.until.CopyFrom(timestamp(refusals.until))
-    return response
+        until = timestamp(refusals.until) if refusals.until else None
+        standing = pb.Quarantine(refusals=refusals.refusals, reason=refusals.reason, until=until)
+    return pb.GetClientResponse(
+        client=client_status(fleet, record, needs),
+        history=[history_entry(*entry) for entry in entries],
+        session=_origin(session.origin if session is not None else None),
+        standing=standing,
+        **_contest(fleet.contested.contest_of(client_id)),
+    )
 
 
 def work_of(coordinator: Coordinator, client_id: str, run_id: str) -> str:
@@ -287,21 +286,17 @@ _OF_A_ROUND = {"refused", "failed", "drawn"}
 """Reasons why a client is not drawn again in a round that has drawn it."""
 
 
-def _add_contest(contest: Contest, response: pb.GetClientResponse) -> None:
-    response.conflicts, response.contested = contest.conflicts, contest.flapping
-    if contest.refused is not None:
-        response.refused.CopyFrom(_origin(contest.refused))
-    if contest.fenced is not None:
-        response.fenced.CopyFrom(_origin(contest.fenced))
+def _contest(contest: Contest | None) -> dict[str, Any]:
+    """The fields of a client's response about two daemons under its identity."""
+    if contest is None:
+        return {}
+    daemons = {"refused": _origin(contest.refused), "fenced": _origin(contest.fenced)}
+    return {"conflicts": contest.conflicts, "contested": contest.flapping, **daemons}
 
 
-def _origin(origin: Origin) -> pb.ClientOrigin:
-    message = pb.ClientOrigin(
-        address=origin.address,
-        instance_id=origin.instance_id,
-        registered=timestamp(origin.at),
-        certificate_serial=origin.serial,
-    )
-    if origin.ends is not None:
-        message.certificate_end.CopyFrom(timestamp(origin.ends))
-    return message
+def _origin(origin: Origin | None) -> pb.ClientOrigin | None:
+    if origin is None:
+        return None
+    ends = None if origin.ends is None else timestamp(origin.ends)
+    registered, serial = timestamp(origin.at), origin.serial
+    return filled(pb.ClientOrigin, origin, registered=registered, certificate_serial=serial, certificate_end=ends)

@@ -148,7 +148,7 @@ def _is_wanted(run: Run | NotLoaded, states: set[str], text: str) -> bool:
 
 
 def _not_loaded(run: NotLoaded) -> pb.RunOverview:
-    shown = pb.RunOverview(
+    return pb.RunOverview(
         run_id=run.record.run_id,
         state=f"RUN_STATE_{(run.state or 'unspecified').upper()}",
         reason=run.explained,
@@ -156,10 +156,8 @@ def _not_loaded(run: NotLoaded) -> pb.RunOverview:
         algorithm=run.named("algorithm"),
         owner=run.owner or "",
         created=timestamp(run.record.created_at),
+        ended=None if run.record.ended_at is None else timestamp(run.record.ended_at),
     )
-    if run.record.ended_at is not None:
-        shown.ended.CopyFrom(timestamp(run.record.ended_at))
-    return shown
 
 
 def _loaded(run: Run) -> pb.RunOverview:
@@ -176,19 +174,16 @@ def _loaded(run: Run) -> pb.RunOverview:
         phase="" if state.phase is Phase.ENDED else state.phase.value,
         cohort_size=state.policy.goal if state.policy.buffered else len(state.drawn),
         admitted=state.collected,
-        created=timestamp(record.created_at),
         metric=rounds.criterion.metric,
         newest_metrics=rounds.newest_metrics(),
         labels_suspected=len(run.context.label_order.suspected),
         below_due=len(rounds.shares.too_low),
+        best=None if rounds.best is None else rounds.best.value,
+        latest_commit=None if rounds.latest is None else timestamp(rounds.latest.committed_at),
+        created=timestamp(record.created_at),
+        ended=None if record.ended_at is None else timestamp(record.ended_at),
     )
     add_waiting(run, shown)
-    if rounds.best is not None:
-        shown.best = rounds.best.value
-    if record.ended_at is not None:
-        shown.ended.CopyFrom(timestamp(record.ended_at))
-    if rounds.latest is not None:
-        shown.latest_commit.CopyFrom(timestamp(rounds.latest.committed_at))
     if run.context.hides_cohorts:
         hide_cohort(shown)
     return shown

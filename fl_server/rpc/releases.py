@@ -44,18 +44,9 @@ class ReleaseCalls(OperatorCalls):
         if newest := self._coordinator.releases.of(said.model):
             require_owner(newest[0].record.owner)  # a model's versions have one owner
         record = ReleaseRecord(
-            Kind.MODEL,
-            said.model,
-            said.version,
-            said.run,
-            run.config.owner or "",
-            request.description,
-            request.signature,
-            request.signer,
-            bytes.fromhex(said.digest),
-            time.time(),
-            asdict(rules),
-        )
+            Kind.MODEL, said.model, said.version, said.run, run.config.owner or "", request.description,
+            request.signature, request.signer, bytes.fromhex(said.digest), time.time(), asdict(rules),
+        )  # fmt: skip
         upload = self._services.uploaded.path(str(caller.get()), record.digest, release=True)
         kept = await self._coordinator.releases.create(record, upload)
         return pb.CreateReleaseResponse(release=self._release_status(kept.record, kept.release))
@@ -140,9 +131,8 @@ class ReleaseCalls(OperatorCalls):
 
     def _shown(self, record: ReleaseRecord) -> pb.ReleaseStatus:
         kept = self._staging(record.kind).kept(record.name, record.version)
-        if kept is None:
-            return self._release_status(record, record.release({}))
-        return self._release_status(kept.record, kept.release)
+        release = record.release({}) if kept is None else kept.release
+        return self._release_status(record if kept is None else kept.record, release)
 
     def _release_status(self, record: ReleaseRecord, release: Release) -> pb.ReleaseStatus:
         """A release as operators see it."""
@@ -221,7 +211,8 @@ def reported_device(said: coordinator_pb2.ReportReleaseRequest) -> Device:
 def _any_status(record: ReleaseRecord, release: Release) -> pb.ReleaseStatus:
     """What a release of any kind has."""
     rules = release.rules
-    status = pb.ReleaseStatus(
+    before, now = _means(rules.metric, release.devices.values())
+    return pb.ReleaseStatus(
         kind=record.kind.value,
         model=record.name,
         version=record.version,
@@ -237,17 +228,9 @@ def _any_status(record: ReleaseRecord, release: Release) -> pb.ReleaseStatus:
         stage_began=timestamp(release.stage_began or record.created_at),
         devices=Counter(device.state.value for device in release.devices.values()),
         fell=sum(map(rules.fell, release.devices.values())),
+        metric_before=before,
+        metric_now=now,
     )
-    before, now = _means(rules.metric, release.devices.values())
-    return _with_means(status, before, now)
-
-
-def _with_means(status: pb.ReleaseStatus, before: float | None, now: float | None) -> pb.ReleaseStatus:
-    if before is not None:
-        status.metric_before = before
-    if now is not None:
-        status.metric_now = now
-    return status
 
 
 def _means(metric: str, devices: Iterable[Device]) -> tuple[float | None, float | None]:
@@ -262,15 +245,6 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _device(rules: Rules, client: str, device: Device) -> pb.ReleaseDevice:
-    shown = pb.ReleaseDevice(
-        client_id=client,
-        state=device.state.value,
-        detail=device.detail,
-        num_examples=device.examples,
-        metrics=device.metrics,
-        metrics_before=device.before,
-        fell=rules.fell(device),
-    )
-    if device.reported_at is not None:
-        shown.reported.CopyFrom(timestamp(device.reported_at))
-    return shown
+    reported = None if device.reported_at is None else timestamp(device.reported_at)
+    others = {"num_examples": device.examples, "metrics_before": device.before, "reported": reported}
+    return filled(pb.ReleaseDevice, device, client_id=client, fell=rules.fell(device), **others)
