@@ -8,15 +8,20 @@ from typing import Any
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from k8s.dashboards import overview, run_detail
+from k8s.dashboards.board import dashboard
+from k8s.dashboards.frame import OVERVIEW, RUN_DETAIL
 
 FOLDER = Path(__file__).parents[1] / "components" / "monitoring" / "dashboards"
-_BUILDERS = {"federation-overview.json": overview.dashboard, "run-detail.json": run_detail.dashboard}
+_SOURCES = Path(__file__).parent
 
 
 def texts() -> dict[Path, str]:
     """Return the JSON of each dashboard by its path, with the key order of Grafana's own library."""
-    return {FOLDER / name: json.dumps(build(), cls=JSONEncoder, indent=2) + "\n" for name, build in _BUILDERS.items()}
+    boards = {
+        "federation-overview.json": dashboard(_SOURCES / "overview.toml", OVERVIEW, all_runs=True),
+        "run-detail.json": dashboard(_SOURCES / "run_detail.toml", RUN_DETAIL, all_runs=False),
+    }
+    return {FOLDER / name: json.dumps(board, cls=JSONEncoder, indent=2) + "\n" for name, board in boards.items()}
 
 
 def committed() -> dict[str, Any]:

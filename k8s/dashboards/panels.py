@@ -36,8 +36,37 @@ AnyPanel = TypeVar("AnyPanel", timeseries.Panel, stat.Panel, table.Panel, heatma
 Steps = Mapping[float, str]
 """The colour from each value on; the first value is `-inf`."""
 LOWEST = float("-inf")
+REFS = "ABCDEFGHIJKLMNOP"
+"""Grafana's names of a panel's queries, in their order."""
 NOTHING = "-"
 """The text of a panel without a value."""
+
+RUN_STATES = {
+    "waiting": "yellow",
+    "running": "green",
+    "paused": "blue",
+    "completed": "purple",
+    "stopped": "text",
+    "failed": "red",
+}
+COLOURS: Mapping[str, Mapping[str, str]] = {
+    "outcomes": {"committed": "green", "abandoned": "red", "below quorum": "orange"},
+    "ends": {"admitted": "green", "cancelled": "text", "lost": "orange", "failed": "purple", "refused": "red"},
+    "phases": {
+        "selecting": "text",
+        "agreeing": "text",
+        "tossing": "text",
+        "sharing": "text",
+        "collecting": "blue",
+        "signing": "text",
+        "opening": "text",
+        "reducing": "yellow",
+        "stepping": "orange",
+        "committing": "purple",
+        "evaluating": "green",
+    },
+}
+"""Name of a table for `colours` of a panel -> series -> colour. Ends: the end states of assignments."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +80,7 @@ class What:
 
 @dataclass(frozen=True)
 class Query:
-    """An expression, and the names of its series."""
+    """An expression, in any number of lines, and the names of its series."""
 
     expr: str
     legend: str = "__auto"
@@ -60,7 +89,8 @@ class Query:
 
     def built(self, ref: str) -> prometheus.Dataquery:
         """Return the query in Grafana's form."""
-        target = prometheus.Dataquery().expr(self.expr).legend_format(self.legend).format(self.format).ref_id(ref)
+        target = prometheus.Dataquery().expr(" ".join(self.expr.split())).legend_format(self.legend)
+        target = target.format(self.format).ref_id(ref)
         return target.instant() if self.instant else target.range()
 
 
@@ -108,7 +138,7 @@ def buckets(what: What, expr: str) -> heatmap.Panel:
 
 
 def _asking(panel: AnyPanel, what: What, queries: Sequence[Query]) -> AnyPanel:
-    for ref, query in zip("ABCDEFGHIJKLMNOP", queries, strict=False):
+    for ref, query in zip(REFS, queries, strict=False):
         panel = panel.with_target(query.built(ref))
     return panel.title(what.title).unit(what.unit).description(what.description).datasource(DATASOURCE)
 
@@ -138,14 +168,29 @@ def mappings(words: Mapping[str, tuple[str, str]]) -> list[ValueMapping]:
 def coloured(panel: timeseries.Panel, colours: Mapping[str, str]) -> timeseries.Panel:
     """Give series of the same meaning the same colour everywhere. colours: name of a series -> colour."""
     for name, colour in colours.items():
-        fixed = {"mode": "fixed", "fixedColor": colour}
-        panel = panel.override_by_name(name, [DynamicConfigValue("color", fixed)])
+        panel = overridden(panel, name, {"color": _fixed(colour)})
     return panel
 
 
 def dashed(panel: timeseries.Panel, *names: str) -> timeseries.Panel:
     """Draw series for comparison: dashed, without a filled area."""
     for name in names:
-        style = DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [8, 6]})
-        panel = panel.override_by_name(name, [style, DynamicConfigValue("custom.fillOpacity", 0)])
+        line = {"fill": "dash", "dash": [8, 6]}
+        panel = overridden(panel, name, {"custom.lineStyle": line, "custom.fillOpacity": 0})
     return panel
+
+
+def band(panel: timeseries.Panel, low: str, high: str) -> timeseries.Panel:
+    """Fill the area between two series in pale blue."""
+    thin = {"color": _fixed("blue"), "custom.lineWidth": 0}
+    panel = overridden(panel, low, {**thin, "custom.fillOpacity": 0})
+    return overridden(panel, high, {**thin, "custom.fillBelowTo": low, "custom.fillOpacity": 20})
+
+
+def overridden(panel: AnyPanel, name: str, properties: Mapping[str, object]) -> AnyPanel:
+    """Set properties of one series, or of one column of a table."""
+    return panel.override_by_name(name, [DynamicConfigValue(of, value) for of, value in properties.items()])
+
+
+def _fixed(colour: str) -> dict[str, str]:
+    return {"mode": "fixed", "fixedColor": colour}

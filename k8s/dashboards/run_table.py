@@ -2,65 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grafana_foundation_sdk.builders import common, table
-from grafana_foundation_sdk.models.dashboard import DataTransformerConfig, DynamicConfigValue
+from grafana_foundation_sdk.models.dashboard import DataTransformerConfig
 
-from k8s.dashboards.expressions import RUN_STATES, evaluation, share, since_commit
 from k8s.dashboards.frame import RUN_URL
-from k8s.dashboards.panels import Query, What, mappings, rows
+from k8s.dashboards.panels import REFS, RUN_STATES, Query, What, mappings, overridden, rows
+
+Column = Mapping[str, Any]
+"""A column with a number for each run: its title, query by run, unit, and `decimals` or `bar`."""
+_BAR = {"custom.cellOptions": {"type": "gauge", "mode": "basic"}, "min": 0, "max": 1, "decimals": 0}
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A column with a number for each run: heading, expression by run, unit, and more properties of the field."""
-
-    title: str
-    expr: str
-    unit: str = "none"
-    more: tuple[tuple[str, Any], ...] = ()
-
-
-_BAR = (("custom.cellOptions", {"type": "gauge", "mode": "basic"}), ("min", 0), ("max", 1), ("decimals", 0))
-
-
-def run_table(runs: str) -> table.Panel:
-    """Return the table of the runs that a selector matches."""
-    columns = _columns(runs)
-    queries = [
+def run_table(what: What, columns: Sequence[Column], runs: str) -> table.Panel:
+    """The table of the runs that a selector matches."""
+    labels = (
         f"max by (run, algorithm, task) (fl_run_info{{{runs}}})",
         f"max by (run, state) (fl_run_state{{{runs}}}) == 1",
-        *(column.expr for column in columns),
-    ]
-    what = What("Runs", "none", "All runs with metrics: the active ones and the last 20 that ended.")
-    panel = rows(what, *map(Query, queries)).sort_by(
-        [common.TableSortByFieldState().display_name("May be drawn").desc(True)]
     )
+    panel = rows(what, *map(Query, labels), *(Query(column["query"]) for column in columns))
+    panel = panel.sort_by([common.TableSortByFieldState().display_name("May be drawn").desc(True)])
     panel = panel.transformations([DataTransformerConfig("merge", options={}), _in_order(columns)])
-    return _with_looks(panel, columns)
+    link = {"title": "Run detail", "url": RUN_URL + "${__data.fields.Run}"}
+    panel = overridden(panel, "Run", {"links": [link], "custom.width": 150})
+    panel = overridden(panel, "Task", {"custom.width": 210})
+    words = mappings({state: (state, colour) for state, colour in RUN_STATES.items()})
+    panel = overridden(panel, "State", {"custom.cellOptions": {"type": "color-text"}, "mappings": words})
+    for column in columns:
+        more = _BAR if column.get("bar") else {name: column[name] for name in ("decimals",) if name in column}
+        panel = overridden(panel, column["title"], {"unit": column.get("unit", "none"), **more})
+    return panel
 
 
-def _columns(runs: str) -> list[_Column]:
-    done, planned = (f"max by (run) ({name}{{{runs}}})" for name in ("fl_round", "fl_rounds_planned"))
-    best = f'max by (run) (fl_evaluation_best{{{runs},metric="accuracy"}})'
-    return [
-        _Column("Rounds", done),
-        _Column("Done", f"{done} / {planned}", "percentunit", _BAR),
-        _Column("Accuracy", evaluation(runs, "accuracy"), "percentunit", (("decimals", 1),)),
-        _Column("Best", best, "percentunit", (("decimals", 1),)),
-        _Column("Loss", evaluation(runs, "loss"), "none", (("decimals", 3),)),
-        _Column("Since a commit", since_commit(runs), "s"),
-        _Column("May be drawn", f"max by (run) (fl_clients_eligible{{{runs}}})"),
-        _Column("Drop-outs", share(runs, "lost|failed", " by (run)"), "percentunit", (("decimals", 1),)),
-    ]
-
-
-def _in_order(columns: list[_Column]) -> DataTransformerConfig:
+def _in_order(columns: Sequence[Column]) -> DataTransformerConfig:
     """Show the labels of the first two queries; their values are always 1."""
-    letters = "ABCDEFGHIJKLMNOP"
-    values = {f"Value #{letter}": column.title for letter, column in zip(letters[2:], columns, strict=False)}
+    values = {f"Value #{ref}": column["title"] for ref, column in zip(REFS[2:], columns, strict=False)}
     names = {"run": "Run", "state": "State", "algorithm": "Algorithm", "task": "Task", **values}
     options = {
         "excludeByName": {"Time": True, "Value #A": True, "Value #B": True},
@@ -68,18 +46,3 @@ def _in_order(columns: list[_Column]) -> DataTransformerConfig:
         "renameByName": names,
     }
     return DataTransformerConfig("organize", options=options)
-
-
-def _with_looks(panel: table.Panel, columns: list[_Column]) -> table.Panel:
-    link = {"title": "Run detail", "url": RUN_URL + "${__data.fields.Run}"}
-    panel = panel.override_by_name(
-        "Run", [DynamicConfigValue("links", [link]), DynamicConfigValue("custom.width", 150)]
-    )
-    panel = panel.override_by_name("Task", [DynamicConfigValue("custom.width", 210)])
-    words = mappings({state: (state, colour) for state, colour in RUN_STATES.items()})
-    looks = [DynamicConfigValue("custom.cellOptions", {"type": "color-text"}), DynamicConfigValue("mappings", words)]
-    panel = panel.override_by_name("State", looks)
-    for column in columns:
-        properties = [DynamicConfigValue("unit", column.unit), *(DynamicConfigValue(*more) for more in column.more)]
-        panel = panel.override_by_name(column.title, properties)
-    return panel
