@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 import torch
 
@@ -24,7 +24,7 @@ from fl_ops.simulate.bundles import RoundBundles
 from fl_ops.simulate.clients import examples_of, has_held_out
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
-from fl_ops.simulate.engines.engine import EngineContext, ExamplesOf, Failed, Trained
+from fl_ops.simulate.engines.engine import EngineContext, Evaluated, ExamplesOf, Failed, Order, Trained
 from fl_ops.simulate.engines.held import TrainedTogether
 from fl_ops.simulate.places import Folders, place_held_out
 from fl_ops.simulate.reports import Profile
@@ -149,7 +149,9 @@ class Federation:
         """What clients make of the latest bundles, in any order; nothing is admitted yet."""
         draw = place.attempt if self.config.secure_aggregation is not None else 0
         seeds = training_seeds(self.config.seed, place.round, clients, draw)
-        return self.profile.waiting("clients", self._engine.train(self._assignment(place), clients, seeds))
+        order = Order(self._assignment(place), [*zip(clients, seeds, strict=True)])
+        trained = cast("Iterator[Trained | TrainedTogether | Failed]", self._engine.work(order))
+        return self.profile.waiting("clients", trained)
 
     def admitted(
         self,
@@ -207,17 +209,20 @@ class Federation:
                 self.traffic.download_by(clients, self.bundles.of_evaluation)
         if self.bundles.averaged() is not None:
             self._engine.begin(self.bundles.loaded_for_evaluation())
-        common = EvaluationAssignment(
-            task=self.config.task.name, personal=self.config.personal, local_frozen=self.engine.local_frozen
-        )
-        for result in self.profile.waiting("evaluation on clients", self._engine.evaluate(common, clients, on)):
+        for result in self.profile.waiting("evaluation on clients", self._engine.work(self._evaluation(clients, on))):
             if isinstance(result, Failed):
                 yield result.client, NotDelivered.of(result)
-            else:
+            elif isinstance(result, Evaluated):
                 found = result.found
                 metrics = found.examples, with_own(found.metrics, found.without_personal)
                 sums = [*found.sums, *without_personal(found.sums_without_personal)]
                 yield result.client, ClientEvaluation(metrics, sums)
+
+    def _evaluation(self, clients: Sequence[str], on: ExamplesOf = "held_out") -> Order:
+        """The order to evaluate the latest model."""
+        config, frozen = self.config, self.engine.local_frozen
+        common = EvaluationAssignment(task=config.task.name, personal=config.personal, local_frozen=frozen)
+        return Order(common, [(client, 0) for client in clients], on)
 
     def evaluate_on_server(self) -> Mapping[str, float]:
         """Metrics of the latest and of the averaged model on the server's held-out examples. Raises TaskError."""
@@ -270,10 +275,8 @@ class Federation:
         if not self.engine.secure_means.rounding(*place).metrics:
             return [Measured(loss) for loss in losses.values()]
         able = [client for client in losses if has_held_out(self.clients, client)]
-        common = EvaluationAssignment(
-            task=self.config.task.name, personal=self.config.personal, local_frozen=self.engine.local_frozen
-        )
-        measured = {one.client: one.found for one in self._engine.evaluate(common, able) if not isinstance(one, Failed)}
+        results = self._engine.work(self._evaluation(able))
+        measured = {one.client: one.found for one in results if isinstance(one, Evaluated)}
         none = Evaluation(0, {}, {})
         return [
             Measured(loss, measured.get(client, none).examples, measured.get(client, none).metrics)

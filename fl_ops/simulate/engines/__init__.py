@@ -1,8 +1,7 @@
 """Engines: they do the local work of a simulated run's clients, with the daemons' own code.
 
-    engine           the interface, and what is the same for all engines
-    client_work      one client's work, with the daemon's trainer
-    sequential       one client after the other, in this process: the oracle
+    engine           the interface: orders in, results out
+    client_work      one client's work, with the daemon's trainer; the sequential engine, which is the oracle
     workers          several clients at once, in forked processes; worker is the program of such a process
     batched          many clients in lockstep: groups prepares them, pool has their examples, held their updates
 

@@ -31,16 +31,8 @@ from fl_client.storage.client_state_store import NextState
 from fl_client.training.payloads import check_finite, encoding_of, header_of, laid_out
 from fl_common.units import counted
 from fl_ops.simulate.engines.client_work import CPU, ClientWork, one_thread
-from fl_ops.simulate.engines.engine import (
-    Bundles,
-    EngineContext,
-    Evaluated,
-    ExamplesOf,
-    Failed,
-    LocalEngine,
-    Trained,
-)
-from fl_ops.simulate.engines.groups import Client, Groups, GroupSizes, Ready
+from fl_ops.simulate.engines.engine import Client, Done, EngineContext, Failed, LocalEngine, Order, Trained
+from fl_ops.simulate.engines.groups import Groups, GroupSizes, Ready
 from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, TrainedTogether
 from fl_ops.simulate.engines.pool import OnDevice, Pool
 from fl_tasks.batches import seed_everything
@@ -79,7 +71,6 @@ class BatchedEngine(LocalEngine):
             context = replace(context, clients=OnDevice(context.clients, options.device))
         self._context, self._options = context, options
         self._work = ClientWork(context, options.device, "bfloat16" if options.precision == "bfloat16" else "float32")
-        self._bundles: Bundles = {}
         self._choice: Choice | None = None
         self._training: Training | None = None
         self._by_client = ""
@@ -108,46 +99,36 @@ class BatchedEngine(LocalEngine):
             ]
         return "lockstep: " + "; ".join(parts) if parts else ""
 
-    def begin(self, bundles: Bundles) -> None:
-        """See `LocalEngine.begin`."""
-        self._bundles = bundles
-
-    def train(
-        self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]
-    ) -> Iterator[Trained | TrainedTogether | Failed]:
-        """See `LocalEngine.train`. A group works when its first result is fetched.
+    def work(self, order: Order) -> Iterator[Done]:
+        """See `LocalEngine.work`. A group works when its first result is fetched. Evaluations are not in lockstep.
 
         Raises:
             WrongStrategy: the wanted strategy cannot compute the model.
         """
+        common = order.common
+        if isinstance(common, EvaluationAssignment):
+            for client in order.clients:
+                yield self._work.done(order, client, self.bundles)
+            return
         private = common.training.HasField("privacy")
         why = "private steps clip each example" if private else ""
         why = why or (common.training.continue_data and "each reads its examples on from its own place") or ""
         why = why or (common.rounding and "its state is made of rounded numbers")
         if why:
-            yield from self._one_by_one(common, [*zip(clients, seeds, strict=True)], why)
+            yield from self._one_by_one(common, order.clients, why)
             return
         # By size, so that the clients of a group have about as many steps; by id, so that arrival changes no group.
-        order = sorted(
-            zip(clients, seeds, strict=True), key=lambda one: (-self._context.size_of(one[0]), one[0].encode())
-        )
-        while order:
-            size = self._sizes.of(common, order[0], self._bundles)
-            yield from self._train_group(common, order[:size])
-            order = order[size:]
-
-    def evaluate(
-        self, common: EvaluationAssignment, clients: Sequence[str], on: ExamplesOf = "held_out"
-    ) -> Iterator[Evaluated | Failed]:
-        """See `LocalEngine.evaluate`. One client after the other, on the device."""
-        for client in clients:
-            yield self._work.evaluate(common, client, self._bundles, on)
+        left = sorted(order.clients, key=lambda one: (-self._context.size_of(one[0]), one[0].encode()))
+        while left:
+            size = self._sizes.of(common, left[0], self.bundles)
+            yield from self._train_group(common, left[:size])
+            left = left[size:]
 
     def _train_group(self, common: Assignment, group: Sequence[Client]) -> Iterator[Trained | TrainedTogether | Failed]:
         started = time.monotonic()
         try:
             with one_thread():
-                ready, failures = self._groups.ready(common, group, self._bundles)
+                ready, failures = self._groups.ready(common, group, self.bundles)
                 updates = None if ready is None else self._answers(common, ready)
         except WrongStrategy:
             raise
@@ -172,12 +153,12 @@ class BatchedEngine(LocalEngine):
     def _one_by_one(self, common: Assignment, group: Sequence[Client], why: str) -> Iterator[Trained | Failed]:
         self._alone[why] += len(group)
         for client, seed in group:
-            yield self._work.train(common, client, seed, self._bundles)
+            yield self._work.train(common, client, seed, self.bundles)
 
     def _smaller(self, common: Assignment, group: Sequence[Client]) -> Iterator[Trained | TrainedTogether | Failed]:
         """The group in halves, now and in later exchanges; one client alone reports what it lacks."""
         if len(group) == 1:
-            yield self._work.train(common, *group[0], self._bundles)
+            yield self._work.train(common, *group[0], self.bundles)
             return
         if self._training is not None:
             self._training.forget()
@@ -294,7 +275,7 @@ class BatchedEngine(LocalEngine):
         drawn = []
         for client, _ in ready.clients:
             seed_everything(0)
-            drawn.append(next(iter(self._work.assigned(common, client, 0).prepare(self._bundles).data.complete)))
+            drawn.append(next(iter(self._work.assigned(common, client, 0).prepare(self.bundles).data.complete)))
         return stacked_batches([to_device(batch, self._options.device) for batch in drawn])
 
     def _clock(self) -> float:

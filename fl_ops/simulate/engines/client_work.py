@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +22,14 @@ from fl_common.privacy.secret_stream import SECRET_BYTES, derived
 from fl_extensions.methods import load_optimizers
 from fl_ops.simulate.engines.engine import (
     Bundles,
+    Client,
+    Done,
     EngineContext,
     Evaluated,
     ExamplesOf,
     Failed,
     LocalEngine,
+    Order,
     Part,
     PartResult,
     Trained,
@@ -79,6 +82,12 @@ class ClientWork:
         compute = Compute(precision, memory_format="contiguous")
         self._model = LocalModel(lambda: _new_model(context.task), lambda module: compute.prepared(module, device))
         self._model.module()  # an error of the task's code is found now
+
+    def done(self, order: Order, client: Client, bundles: Bundles) -> Trained | Evaluated | Failed:
+        """The result of the work of one client."""
+        if isinstance(order.common, Assignment):
+            return self.train(order.common, *client, bundles)
+        return self.evaluate(order.common, client[0], bundles, order.on)
 
     def train(self, common: Assignment, client: str, seed: int, bundles: Bundles) -> Trained | Failed:
         """Train a client, write its update and its next state."""
@@ -140,7 +149,7 @@ class ClientWork:
             return part.result(self._context.server)
 
     def evaluate(
-        self, common: EvaluationAssignment, client: str, bundles: Bundles, on: ExamplesOf = "held_out"
+        self, common: EvaluationAssignment, client: str, bundles: Bundles, on: ExamplesOf
     ) -> Evaluated | Failed:
         """Evaluate the model, with the client's personal values if it has them."""
         local = self._context.clients[client]
@@ -187,20 +196,8 @@ class SequentialEngine(LocalEngine):
 
     def __init__(self, context: EngineContext) -> None:
         self._work = ClientWork(context)
-        self._bundles: Bundles = {}
 
-    def begin(self, bundles: Bundles) -> None:
-        """See `LocalEngine.begin`."""
-        self._bundles = bundles
-
-    def train(self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]) -> Iterator[Trained | Failed]:
-        """See `LocalEngine.train`."""
-        for client, seed in zip(clients, seeds, strict=True):
-            yield self._work.train(common, client, seed, self._bundles)
-
-    def evaluate(
-        self, common: EvaluationAssignment, clients: Sequence[str], on: ExamplesOf = "held_out"
-    ) -> Iterator[Evaluated | Failed]:
-        """See `LocalEngine.evaluate`."""
-        for client in clients:
-            yield self._work.evaluate(common, client, self._bundles, on)
+    def work(self, order: Order) -> Iterator[Done]:
+        """See `LocalEngine.work`."""
+        for client in order.clients:
+            yield self._work.done(order, client, self.bundles)

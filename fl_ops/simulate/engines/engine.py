@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import algorithms as fl
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
@@ -158,8 +159,31 @@ class EngineContext:
     """The server's half of the run. None: in another process, which reads updates itself."""
 
 
-class LocalEngine(Protocol):
+Client = tuple[str, int]
+"""Id and training seed; the seed is 0 for an evaluation."""
+Done = Trained | TrainedTogether | Evaluated | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Work for clients: to train, or to evaluate the model."""
+
+    common: Assignment | EvaluationAssignment
+    """The assignment without what is the client's own. It says which work it is."""
+    clients: Sequence[Client]
+    on: ExamplesOf = "held_out"
+    """The examples of an evaluation."""
+
+    def only(self, clients: Sequence[Client]) -> Order:
+        """The same work for some of the clients."""
+        return replace(self, clients=clients)
+
+
+class LocalEngine(ABC):
     """Does the work of clients. For one thread. An engine of one process inherits what the others add."""
+
+    bundles: Bundles
+    """The bundles in use."""
 
     @property
     def report(self) -> str:
@@ -168,23 +192,14 @@ class LocalEngine(Protocol):
 
     def begin(self, bundles: Bundles) -> None:
         """Use these bundles from now on."""
-        ...
+        self.bundles = bundles
 
-    def train(
-        self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]
-    ) -> Iterator[Trained | TrainedTogether | Failed]:
-        """Train each client once, and yield the results in any order. Clients in lockstep have one result.
+    @abstractmethod
+    def work(self, order: Order) -> Iterator[Done]:
+        """Do the work of each client once, and yield the results in any order. Clients in lockstep have one result.
 
-        common: the assignment without what is the client's own; seeds: the training seed of each client. Work of
-        clients whose results are not fetched is stopped or finished, and has no effect.
+        Work of clients whose results are not fetched is stopped or finished, and has no effect.
         """
-        ...
-
-    def evaluate(
-        self, common: EvaluationAssignment, clients: Sequence[str], on: ExamplesOf = "held_out"
-    ) -> Iterator[Evaluated | Failed]:
-        """Evaluate the model on these examples of each client, and yield the results in any order."""
-        ...
 
     def share(self, parts: Sequence[Part]) -> list[PartResult] | None:
         """Do parts of the server's work in as many processes; returns their results in order.
@@ -194,6 +209,5 @@ class LocalEngine(Protocol):
         del parts
         return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most engines have nothing to release
         """Release memory and processes. Work in progress is stopped."""
-        return

@@ -29,15 +29,12 @@ from fl_client.training.methods import omega_of, work_of
 from fl_client.training.payloads import encoding_of
 from fl_client.training.results import PreparedWork
 from fl_ops.simulate.engines.client_work import Assigned, ClientWork, one_thread
-from fl_ops.simulate.engines.engine import Bundles, EngineContext, Failed
+from fl_ops.simulate.engines.engine import Bundles, Client, EngineContext, Failed
 from fl_ops.simulate.engines.held import free_bytes
 from fl_ops.simulate.engines.pool import Pool, Pooled
 from fl_tasks.batches import plan_batches
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment
-
-Client = tuple[str, int]
-"""Id and training seed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mmap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -14,99 +15,40 @@ from algorithms.outside_code import described
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.client_work import ClientWork
-from fl_ops.simulate.engines.engine import Bundles, Evaluated, ExamplesOf, Failed, Part, PartResult, Trained
+from fl_ops.simulate.engines.engine import Bundles, Evaluated, Failed, Order, Part, PartResult, Trained
 from fl_ops.worker_process import become_worker
 from fl_tasks import TaskError
 from protos.codec import Layout, unpack
-from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 
-@dataclass(frozen=True, slots=True)
-class StoredBundle:
-    """A bundle whose bytes are in a file."""
+@dataclass(frozen=True)
+class StoredBundles:
+    """The bundles of all work that follows: their bytes are in files, which exist until the next such message."""
 
-    key: ResourceKey
-    layout: Layout
-    path: Path
+    files: Mapping[ResourceKey, tuple[Layout, Path]]
 
-    def load(self) -> Bundle:
-        """The bundle with its file mapped. All processes share the memory of the pages that they do not change."""
-        if not self.path.stat().st_size:
-            return Bundle(self.layout, unpack(bytearray(), self.layout))
-        with self.path.open("rb") as file:
-            # A private copy, because torch warns of memory that it may not write. Nothing writes into it.
-            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        return Bundle(self.layout, unpack(mapped, self.layout))
+    @cached_property
+    def loaded(self) -> Bundles:
+        """The bundles with their files mapped. All processes share the memory of the pages that they do not change."""
+        return {key: Bundle(layout, unpack(_mapped(path), layout)) for key, (layout, path) in self.files.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """The bundles of all work that follows. The files exist until the next such message."""
-
-    bundles: Sequence[StoredBundle]
-
-
-@dataclass(frozen=True, slots=True)
-class Train:
-    """Train a client."""
-
-    client: str
-    common: bytes
-    """The Assignment without what is the client's own."""
-    seed: int
+def _mapped(path: Path) -> bytearray | memoryview:
+    if not path.stat().st_size:
+        return bytearray()
+    with path.open("rb") as file:
+        # A private copy, because torch warns of memory that it may not write. Nothing writes into it.
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluate:
-    """Evaluate the model on a client's examples."""
-
-    client: str
-    common: bytes
-    """The EvaluationAssignment without what is the client's own."""
-    on: ExamplesOf
+Request = Order | Part
+"""The work of one client, or a part of the server's work."""
+Answer = Trained | Evaluated | Failed | PartResult
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """The work of a client raised an error that ends the run. As text: not every error of a task can be sent."""
-
-    client: str
-    text: str
-    trace: str
-    in_task: bool
-    """Whether it is a TaskError, which names the fault in the task or its data."""
-
-    def error(self) -> TaskError | Refused:
-        """The error to raise in the process that asked for the work."""
-        if self.in_task:
-            return TaskError(self.text)
-        error = Refused(f"the work of {self.client} ended with {self.text}")
-        error.trace = self.trace
-        return error
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Do a part of the server's work."""
-
-    part: Part
-
-    @property
-    def client(self) -> str:
-        """What is at work, for errors."""
-        return "a part of the server's work"
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """The result of a part."""
-
-    result: PartResult
-
-
-Request = Train | Evaluate | Share
-Answer = Trained | Evaluated | Failed | Shared
-Result = Answer | Raised
+def subject_of(request: Request) -> str:
+    """What is at work, for errors."""
+    return request.clients[0][0] if isinstance(request, Order) else "a part of the server's work"
 
 
 def serve(work: ClientWork, connection: Connection, inherited: Sequence[Connection]) -> None:
@@ -117,41 +59,26 @@ def serve(work: ClientWork, connection: Connection, inherited: Sequence[Connecti
     become_worker()
     for each in inherited:
         each.close()
-    worker = _Worker(work)
+    bundles = StoredBundles({})
     # The other process has ended when its end of the pipe is closed.
     with suppress(EOFError, OSError):
         while True:
             message = connection.recv()
-            if isinstance(message, Begin):
-                worker.begin(message)
+            if isinstance(message, StoredBundles):
+                bundles = message
             else:
-                connection.send(worker.result(message))
+                connection.send(_answer(work, message, bundles))
 
 
-class _Worker:
-    def __init__(self, work: ClientWork) -> None:
-        self._work = work
-        self._stored: Sequence[StoredBundle] = ()
-        self._bundles: Bundles | None = None
-
-    def begin(self, message: Begin) -> None:
-        self._stored, self._bundles = message.bundles, None
-
-    def result(self, request: Request) -> Result:
-        try:
-            if isinstance(request, Share):
-                return Shared(self._work.part(request.part))
-            return self._answer(request)
-        except BaseException as error:  # noqa: BLE001 - any error ends the run, as it does in one process
-            in_task = isinstance(error, TaskError)
-            text = str(error) if in_task else described(error)
-            return Raised(request.client, text, traceback.format_exc(), in_task)
-
-    def _answer(self, request: Train | Evaluate) -> Result:
-        if self._bundles is None:
-            self._bundles = {each.key: each.load() for each in self._stored}
-        if isinstance(request, Train):
-            assignment = Assignment.FromString(request.common)
-            return self._work.train(assignment, request.client, request.seed, self._bundles)
-        common = EvaluationAssignment.FromString(request.common)
-        return self._work.evaluate(common, request.client, self._bundles, request.on)
+def _answer(work: ClientWork, request: Request, bundles: StoredBundles) -> Answer | TaskError | Refused:
+    """The result of a request, or the error that ends the run: as text, since not every error can be sent."""
+    try:
+        if isinstance(request, Order):
+            return work.done(request, request.clients[0], bundles.loaded)
+        return work.part(request)
+    except TaskError as error:
+        return TaskError(str(error))
+    except BaseException as error:  # noqa: BLE001 - any error ends the run, as it does in one process
+        refused = Refused(f"the work of {subject_of(request)} ended with {described(error)}")
+        refused.trace = traceback.format_exc()
+        return refused

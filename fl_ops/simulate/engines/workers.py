@@ -20,31 +20,10 @@ from tempfile import TemporaryDirectory
 
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.client_work import ClientWork
-from fl_ops.simulate.engines.engine import (
-    Bundles,
-    EngineContext,
-    Evaluated,
-    ExamplesOf,
-    Failed,
-    Part,
-    PartResult,
-    Trained,
-)
-from fl_ops.simulate.engines.worker import (
-    Answer,
-    Begin,
-    Evaluate,
-    Raised,
-    Request,
-    Result,
-    Share,
-    Shared,
-    StoredBundle,
-    Train,
-    serve,
-)
+from fl_ops.simulate.engines.engine import Bundles, Done, EngineContext, LocalEngine, Order, Part, PartResult
+from fl_ops.simulate.engines.worker import Answer, Request, StoredBundles, serve, subject_of
 from fl_server.aggregation.task_model import packed
-from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
+from fl_tasks import TaskError
 
 _AHEAD = 2
 """Requests that a worker has at most: it begins the next one while this process reads the result of the last one."""
@@ -55,11 +34,11 @@ _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class _Worker:
     process: ForkProcess
     connection: Connection
-    clients: deque[str] = field(default_factory=deque)
-    """Clients whose work was sent and has no result yet, the earliest first."""
+    requests: deque[Request] = field(default_factory=deque)
+    """Those that were sent and have no result yet, the earliest first."""
 
 
-class WorkersEngine:
+class WorkersEngine(LocalEngine):
     """See `LocalEngine`. The clients with the most examples begin first."""
 
     def __init__(self, context: EngineContext, workers: int) -> None:
@@ -72,51 +51,27 @@ class WorkersEngine:
         for number in range(workers):
             self._workers.append(_start(f"worker-{number}", work, [each.connection for each in self._workers]))
 
-    @property
-    def report(self) -> str:
-        """See `LocalEngine.report`."""
-        return ""
-
     def begin(self, bundles: Bundles) -> None:
         """See `LocalEngine.begin`. No work is in progress then, so the files of the last bundles are not needed."""
         for path in Path(self._folder.name).iterdir():
             path.unlink()
         self._exchange += 1
-        stored = []
+        files = {}
         for number, (key, bundle) in enumerate(bundles.items()):
             path = Path(self._folder.name) / f"{self._exchange}-{number}"
             path.write_bytes(packed(bundle.tensors, bundle.layout))
-            stored.append(StoredBundle(key, bundle.layout, path))
+            files[key] = bundle.layout, path
         for worker in self._workers:
-            _send(worker, Begin(stored))
-
-    def train(self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]) -> Iterator[Trained | Failed]:
-        """See `LocalEngine.train`."""
-        text = common.SerializeToString()
-        for result in self._results([Train(client, text, seed) for client, seed in zip(clients, seeds, strict=True)]):
-            if isinstance(result, Trained | Failed):
-                yield result
-
-    def evaluate(
-        self, common: EvaluationAssignment, clients: Sequence[str], on: ExamplesOf = "held_out"
-    ) -> Iterator[Evaluated | Failed]:
-        """See `LocalEngine.evaluate`."""
-        text = common.SerializeToString()
-        for result in self._results([Evaluate(client, text, on) for client in clients]):
-            if isinstance(result, Evaluated | Failed):
-                yield result
+            _send(worker, StoredBundles(files))
 
     def share(self, parts: Sequence[Part]) -> list[PartResult] | None:
         """See `LocalEngine.share`."""
-        if any(worker.clients for worker in self._workers) or len(parts) > len(self._workers):
+        if any(worker.requests for worker in self._workers) or len(parts) > len(self._workers):
             return None
         busy = self._workers[: len(parts)]
         for worker, part in zip(busy, parts, strict=True):
-            request = Share(part)
-            worker.clients.append(request.client)
-            _send(worker, request)
-        results = [_receive(worker) for worker in busy]
-        return [result.result for result in results if isinstance(result, Shared)]
+            _ask(worker, part)
+        return [result for worker in busy if isinstance(result := _receive(worker), list)]
 
     def close(self) -> None:
         """See `LocalEngine.close`."""
@@ -128,33 +83,31 @@ class WorkersEngine:
         self._workers.clear()
         self._folder.cleanup()
 
-    def _results(self, requests: Sequence[Train | Evaluate]) -> Iterator[Answer]:
-        """The result of each request, in the order in which they come."""
-        waiting: deque[Train | Evaluate] = deque(
-            sorted(requests, key=lambda request: self._context.size_of(request.client), reverse=True)
-        )
+    def work(self, order: Order) -> Iterator[Done]:
+        """See `LocalEngine.work`."""
+        waiting = deque(sorted(order.clients, key=lambda client: self._context.size_of(client[0]), reverse=True))
+
+        def send_next(worker: _Worker) -> None:
+            """Send what a worker can have now. Near the end it gets one client at a time, so that no other waits."""
+            while waiting and len(worker.requests) < (_AHEAD if len(waiting) > len(self._workers) else 1):
+                _ask(worker, order.only([waiting.popleft()]))
+
         try:
             for worker in self._workers:
-                self._send_next(worker, waiting)
-            while busy := {worker.connection: worker for worker in self._workers if worker.clients}:
+                send_next(worker)
+            while busy := {worker.connection: worker for worker in self._workers if worker.requests}:
                 for connection in wait(list(busy)):
                     worker = busy[connection]  # type: ignore[index]  # wait() returns what it was given
                     result = _receive(worker)
-                    self._send_next(worker, waiting)
-                    yield result
+                    send_next(worker)
+                    if not isinstance(result, list):
+                        yield result
         except GeneratorExit:
             # The files of work in progress would appear later, perhaps those of a client that works again then.
             for worker in self._workers:
-                while worker.clients:
+                while worker.requests:
                     _receive(worker)
             raise
-
-    def _send_next(self, worker: _Worker, waiting: deque[Train | Evaluate]) -> None:
-        """Send a worker what it can have now. Near the end it gets one client at a time, so that no other waits."""
-        while waiting and len(worker.clients) < (_AHEAD if len(waiting) > len(self._workers) else 1):
-            request = waiting.popleft()
-            worker.clients.append(request.client)
-            _send(worker, request)
 
 
 def _start(name: str, work: ClientWork, others: Sequence[Connection]) -> _Worker:
@@ -175,7 +128,12 @@ def _start(name: str, work: ClientWork, others: Sequence[Connection]) -> _Worker
     return _Worker(process, ours)
 
 
-def _send(worker: _Worker, message: Begin | Request) -> None:
+def _ask(worker: _Worker, request: Request) -> None:
+    worker.requests.append(request)
+    _send(worker, request)
+
+
+def _send(worker: _Worker, message: StoredBundles | Request) -> None:
     try:
         worker.connection.send(message)
     except OSError as error:
@@ -185,12 +143,12 @@ def _send(worker: _Worker, message: Begin | Request) -> None:
 def _receive(worker: _Worker) -> Answer:
     """The next result of a worker. Raises the error that its work raised, and Refused if the worker ended."""
     try:
-        result: Result = worker.connection.recv()
+        result: Answer | TaskError | Refused = worker.connection.recv()
     except (EOFError, OSError) as error:
         raise _ended(worker) from error
-    worker.clients.popleft()
-    if isinstance(result, Raised):
-        raise result.error()
+    worker.requests.popleft()
+    if isinstance(result, Exception):
+        raise result
     return result
 
 
@@ -198,8 +156,8 @@ def _ended(worker: _Worker) -> Refused:
     worker.process.join()
     code = worker.process.exitcode or 0
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    client = worker.clients[0] if worker.clients else "no client"
+    subject = subject_of(worker.requests[0]) if worker.requests else "no client"
     return Refused(
-        f"the process that did the work of {client} ended unexpectedly ({how}): if the machine ran out of memory, use "
+        f"the process that did the work of {subject} ended unexpectedly ({how}): if the machine ran out of memory, use "
         "fewer --workers"
     )

@@ -9,26 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from fl_ops.errors import Refused
-from fl_ops.simulate.engines.engine import (
-    Bundles,
-    EngineContext,
-    Evaluated,
-    ExamplesOf,
-    Failed,
-    LocalEngine,
-    Part,
-    PartResult,
-    Trained,
-)
-from fl_ops.simulate.engines.held import TrainedTogether
+from fl_ops.simulate.engines.engine import Bundles, Client, Done, EngineContext, LocalEngine, Order, Part, PartResult
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
-from fl_ops.simulate.ranks.messages import Order
 from fl_tasks import TaskError
-from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 
-class DistributedEngine:
+class DistributedEngine(LocalEngine):
     """See `LocalEngine`. The results of this rank's share come first."""
 
     def __init__(self, context: EngineContext, own: LocalEngine, ranks: Ranks) -> None:
@@ -42,28 +29,15 @@ class DistributedEngine:
         messages.send_bundles(self._ranks, bundles)
         self._own.begin(bundles)
 
-    def train(
-        self, common: Assignment, clients: Sequence[str], seeds: Sequence[int]
-    ) -> Iterator[Trained | TrainedTogether | Failed]:
-        """See `LocalEngine.train`."""
-        seed_of = dict(zip(clients, seeds, strict=True))
-        own, *shares = self._shares(clients)
-        orders = [
-            Order("train", common.SerializeToString(), share, [seed_of[client] for client in share]) for share in shares
-        ]
-        for result in self._results(orders, self._own.train(common, own, [seed_of[client] for client in own])):
-            if not isinstance(result, Evaluated):
-                yield result
-
-    def evaluate(
-        self, common: EvaluationAssignment, clients: Sequence[str], on: ExamplesOf = "held_out"
-    ) -> Iterator[Evaluated | Failed]:
-        """See `LocalEngine.evaluate`."""
-        own, *shares = self._shares(clients)
-        orders = [Order(on, common.SerializeToString(), share, []) for share in shares]
-        for result in self._results(orders, self._own.evaluate(common, own, on)):
-            if isinstance(result, Evaluated | Failed):
-                yield result
+    def work(self, order: Order) -> Iterator[Done]:
+        """See `LocalEngine.work`."""
+        own, *shares = (order.only(share) for share in self._shares(order.clients))
+        self._answers.discard()
+        for rank, share in zip(self._ranks.others, shares, strict=True):
+            messages.send_order(self._ranks, rank, share, self._context)
+        self._answers = answers = messages.Answers(self._ranks, self._ranks.others, self._context)
+        yield from self._own.work(own)
+        yield from answers.results()
 
     @property
     def report(self) -> str:
@@ -85,22 +59,12 @@ class DistributedEngine:
             with suppress(Refused):
                 self._ranks.send(rank, {"do": messages.END})
 
-    def _shares(self, clients: Sequence[str]) -> list[list[str]]:
+    def _shares(self, clients: Sequence[Client]) -> list[list[Client]]:
         """The clients of each rank."""
-        shares: list[list[str]] = [[] for _ in range(self._ranks.size)]
+        shares: list[list[Client]] = [[] for _ in range(self._ranks.size)]
         loads = [0] * len(shares)
-        for client in sorted(clients, key=self._context.size_of, reverse=True):
+        for client, size in sorted(((one, self._context.size_of(one[0])) for one in clients), key=lambda it: -it[1]):
             rank = loads.index(min(loads))
             shares[rank].append(client)
-            loads[rank] += max(1, self._context.size_of(client))
+            loads[rank] += max(1, size)
         return shares
-
-    def _results(
-        self, orders: Sequence[Order], own: Iterator[Trained | TrainedTogether | Evaluated | Failed]
-    ) -> Iterator[Trained | TrainedTogether | Evaluated | Failed]:
-        self._answers.discard()
-        for rank, order in zip(self._ranks.others, orders, strict=True):
-            order.send(self._ranks, rank, self._context)
-        self._answers = answers = messages.Answers(self._ranks, self._ranks.others, self._context)
-        yield from own
-        yield from answers.results()

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from algorithms.outside_code import described
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.training.results import Evaluation
 from fl_ops.errors import Refused
-from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, ExamplesOf, Failed, Trained
+from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Order, Trained
 from fl_ops.simulate.ranks.group import Head, Message, Ranks
 from fl_server.aggregation.task_model import packed
 from fl_tasks import TaskError
 from protos.chunks import Buffer
 from protos.codec import Layout, unpack
 from protos.fl.v1.tensor_pb2 import Manifest
-from protos.fl.v1.training_pb2 import UpdateHeader
+from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment, UpdateHeader
 
 BEGIN, END = "begin", "end"
-"""Orders of rank 0, beside those of `Order`."""
+"""What rank 0 asks for, beside orders."""
 
 
 def send_bundles(ranks: Ranks, bundles: Bundles) -> None:
@@ -45,32 +43,22 @@ def receive_bundles(ranks: Ranks, message: Message) -> dict[ResourceKey, Bundle]
     return bundles
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Work for one rank: to train or to evaluate clients."""
+def send_order(ranks: Ranks, rank: int, order: Order, context: EngineContext) -> None:
+    """Send an order to one rank, with the clients' states."""
+    states = [context.states.stored(client) for client, _ in order.clients]
+    do = "train" if isinstance(order.common, Assignment) else order.on
+    ranks.send(rank, {"do": do, "clients": list(order.clients)}, [order.common.SerializeToString(), *states])
 
-    do: Literal["train"] | ExamplesOf
-    common: bytes
-    """The assignment without what is the client's own."""
-    clients: Sequence[str]
-    seeds: Sequence[int]
-    """One seed for each client that trains; none to evaluate."""
 
-    def send(self, ranks: Ranks, rank: int, context: EngineContext) -> None:
-        """Send it, with the clients' states."""
-        states = [context.states.stored(client) for client in self.clients]
-        ranks.send(
-            rank, {"do": self.do, "clients": list(self.clients), "seeds": list(self.seeds)}, [self.common, *states]
-        )
-
-    @classmethod
-    def received(cls, message: Message, context: EngineContext) -> Order:
-        """The order in a message; the clients' states are stored here."""
-        clients: list[str] = message.head["clients"]
-        common, *states = message.buffers
-        for client, state in zip(clients, states, strict=True):
-            context.states.store(client, state)
-        return cls(message.head["do"], bytes(common), clients, message.head["seeds"])
+def received_order(message: Message, context: EngineContext) -> Order:
+    """The order in a message; the clients' states are stored here."""
+    do, clients = message.head["do"], [(client, seed) for client, seed in message.head["clients"]]
+    common, *states = message.buffers
+    for (client, _), state in zip(clients, states, strict=True):
+        context.states.store(client, state)
+    if do == "train":
+        return Order(Assignment.FromString(bytes(common)), clients)
+    return Order(EvaluationAssignment.FromString(bytes(common)), clients, do)
 
 
 def send_result(ranks: Ranks, result: Trained | Evaluated | Failed, context: EngineContext) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
@@ -14,15 +14,13 @@ import torch
 from algorithms.outside_code import is_interrupt
 from fl_ops.errors import UsageError
 from fl_ops.simulate.clients import PreparedRun, examples_of
-from fl_ops.simulate.engines.engine import EngineContext, Evaluated, Failed, LocalEngine, Trained
+from fl_ops.simulate.engines.engine import EngineContext, LocalEngine, Order
 from fl_ops.simulate.engines.held import TrainedTogether
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
-from fl_ops.simulate.ranks.messages import Order
 from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles, folder_of_a_rank
 from fl_server.aggregation.methods import optimizer_spec
 from fl_tasks import fingerprint
-from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
 
 
 def program_of(prepared: PreparedRun) -> str:
@@ -72,13 +70,13 @@ def serve(ranks: Ranks, prepared: PreparedRun, make: Callable[[EngineContext], L
             if message.head["do"] == messages.BEGIN:
                 engine.begin(messages.receive_bundles(ranks, message))
             else:
-                _answer(ranks, engine, Order.received(message, context), context)
+                _answer(ranks, engine, messages.received_order(message, context), context)
 
 
 def _answer(ranks: Ranks, engine: LocalEngine, order: Order, context: EngineContext) -> None:
     """Send the results when all work is done: rank 0 reads them after its own share."""
     try:
-        done = list(_results(engine, order))
+        done = list(engine.work(order))
     except BaseException as error:  # any error ends the run, as it does in one process
         if is_interrupt(error):
             raise
@@ -90,9 +88,3 @@ def _answer(ranks: Ranks, engine: LocalEngine, order: Order, context: EngineCont
         messages.send_result(ranks, result, context)
     messages.send_done(ranks)
     context.states.remove_all()
-
-
-def _results(engine: LocalEngine, order: Order) -> Iterator[Trained | TrainedTogether | Evaluated | Failed]:
-    if order.do == "train":
-        return engine.train(Assignment.FromString(order.common), order.clients, order.seeds)
-    return engine.evaluate(EvaluationAssignment.FromString(order.common), order.clients, order.do)
