@@ -200,10 +200,13 @@ class AssignmentManager:
             self._show_idle("waiting for work")
 
     def _cancel(self, key: Key, reason: str) -> None:
-        """End the work for a key, and remove its update."""
-        for job in (self._training.get(key), self._evaluating.get(key)):
-            if job is not None:
-                job.task.cancel()
+        """End the training for a key, and remove its update.
+
+        An evaluation of the model that was made in that round goes on: with a buffer the training may be cancelled
+        after it, and the coordinator waits for the report.
+        """
+        if (job := self._training.get(key)) is not None:
+            job.task.cancel()
         self._secure.forget(key)
         self._change_later(self._storage.drop, key)
         log.info("cancelled", **key_fields(key), reason=reason)

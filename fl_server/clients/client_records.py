@@ -29,6 +29,8 @@ log = structlog.get_logger()
 PAUSE_A_CLIENT_S = 20e-6
 """Seconds for each known client between two reports: when ten thousand clients come at once, all clients are checked
 a few times, not ten thousand times."""
+LONGEST_PAUSE_S = 1.0
+"""Longest pause after a report that took long: the machine may have stood still meanwhile."""
 _NOTHING = ClientWork()
 
 
@@ -110,7 +112,7 @@ class FleetChanges:
         self._timer, began = None, loop.time()
         if self.listener is not None:
             self.listener.fleet_changed()
-        self._pause_s = max(self.shortest_pause_s, 20 * (loop.time() - began))
+        self._pause_s = max(self.shortest_pause_s, min(20 * (loop.time() - began), LONGEST_PAUSE_S))
 
 
 class ClientRecords:

@@ -202,6 +202,27 @@ async def test_no_common_protocol_is_tried_again(fleet: Fleet, coordinator: Fake
     assert len(coordinator.calls["Register"]) == 2
 
 
+async def test_cancelled_training_ends_no_evaluation(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """With a buffer the training of a round may be cancelled while its model is evaluated: the report still comes."""
+    assignment, fleet.task.block = coordinator.assignment(0), threading.Event()
+    evaluation = training_pb2.EvaluationAssignment(
+        key=assignment.key, task="tiny", fingerprint=assignment.fingerprint, resources=assignment.resources
+    )
+    async with fleet.daemon():
+        try:
+            await coordinator.until(lambda: coordinator.calls["Attend"])
+            coordinator.push(assignment=coordinator.assignment(0, key=training_pb2.ExchangeKey(run_id="other")))
+            await asyncio.to_thread(fleet.task.started.wait)  # the evaluation waits for its thread
+            coordinator.push(evaluation=evaluation)
+            coordinator.push(cancel=pb.Cancel(key=assignment.key))
+            coordinator.push(assignment=coordinator.assignment(1, task="foreign"))  # refused, after the cancel
+            await coordinator.until(lambda: coordinator.calls["ReportStatus"])
+        finally:
+            fleet.task.block.set()
+        await coordinator.until(lambda: coordinator.calls["ReportEvaluation"])
+    assert coordinator.calls["ReportEvaluation"][0].key == assignment.key
+
+
 async def test_evaluation_answers_with_the_task_s_metrics(fleet: Fleet, coordinator: FakeCoordinator) -> None:
     """w = 3 on (1, 2) and (2, 4): square errors 1 and 4, mean 2.5 over 2 examples."""
     model = {"w": torch.tensor([3.0]), "seen": torch.tensor(0)}

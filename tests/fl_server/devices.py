@@ -52,6 +52,8 @@ class Device:
     """Examples of its held-out part. The test reports its evaluations."""
     kept: dict[Key, tuple[bytes, UpdateHeader, bytes]] = field(default_factory=dict)
     """Computed updates: (inputs, header, bytes). See `work_of`."""
+    newest: dict[Key, bytes] = field(default_factory=dict)
+    """The inputs of the newest assignment of each key."""
     outcomes: dict[Key, Outcome] = field(default_factory=dict)
     states: dict[str, Outcome] = field(default_factory=dict)
     """By run: the outcome of the update from which the device's client state was made."""
@@ -194,10 +196,13 @@ class Device:
     async def update(self, world: World, assignment: Assignment) -> tuple[UpdateHeader, bytes]:
         """The update for an assignment, computed once."""
         key, work = key_of(assignment.key), work_of(assignment)
-        if key not in self.kept or self.kept[key][0] != work:
+        self.newest[key] = work
+        _, header, data = known = self.kept.get(key, (b"", UpdateHeader(), b""))
+        if known[0] != work:
             bundles = [await self.fetch(world, resource.digest) for resource in assignment.resources]
-            self.kept[key] = (work, *trained(assignment, bundles, num_examples=10 + len(self.name)))
-        _, header, data = self.kept[key]
+            header, data = trained(assignment, bundles, num_examples=10 + len(self.name))
+            if self.newest[key] == work:  # else the round was redrawn meanwhile
+                self.kept[key] = work, header, data
         header.attempt = assignment.attempt
         return header, data
 

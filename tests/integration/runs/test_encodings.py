@@ -37,7 +37,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "encodings": {"update": "eden2", "direction": "bf16", "reference": "direction"},
     },
     "evaluated": {"encodings": {"update": "bf16", "model": "int4"}, "evaluation": {"clients_every": 2}},
-    "difference": {"encodings": {"model": "bf16", "difference": "previous"}, "evaluation": {"clients_every": 1}},
+    "difference": {"encodings": {"model": "bf16", "difference": "previous"}, "evaluation": {"clients_every": 2}},
 }
 DIFFERENCES: dict[str, Any] = {
     "encodings": {"update": "int8", "model": "int8", "direction": "bf16"},

@@ -147,6 +147,7 @@ async def test_a_model_that_may_be_the_best_is_kept(world: World) -> None:
         for device in (a, b):
             await device.asked_to_evaluate(1)
             await device.report(world, round_=round_, accuracy=value)
+        await evaluation_ended(world, round_)
     await world.completed()
     assert run.rounds.best is not None
     assert run.rounds.best.round == 0

@@ -44,12 +44,22 @@ def test_other_clients_are_not(now: list[ClientEvaluation], before: list[ClientE
     assert behind(now, before) == []
 
 
-async def evaluated(world: World, devices: Sequence[Device], *rounds: int) -> None:
-    """Client b stays at 0.1 in these rounds."""
-    for round_ in rounds:
-        for device, accuracy in zip(devices, (0.9, 0.1, 0.8), strict=True):
-            await device.asked_to_evaluate(round_)
-            await device.report(world, 50, round_=round_, accuracy=accuracy)
+async def rounds(world: World, devices: Sequence[Device], *numbers: int) -> None:
+    """These rounds, each with its evaluation before the next one is trained: a third would end it early.
+
+    Client b stays at 0.1.
+    """
+    for number in numbers:
+        for device in devices:
+            await device.contribute(world, await device.assigned(number))
+        await evaluated(world, devices, number)
+
+
+async def evaluated(world: World, devices: Sequence[Device], round_: int) -> None:
+    """The reports on the model of a round."""
+    for device, accuracy in zip(devices, (0.9, 0.1, 0.8), strict=True):
+        await device.asked_to_evaluate(round_)
+        await device.report(world, 50, round_=round_, accuracy=accuracy)
 
 
 async def told(world: World) -> list[str]:
@@ -63,13 +73,15 @@ async def told(world: World) -> list[str]:
 
 async def test_operators_see_note_and_history(tmp_path: Path) -> None:
     """It has a note, a number in the overview and one line of history after two evaluations, and after a restart."""
-    devices = [Device(name, eval_examples=50, works=True) for name in "abc"]
+    devices = [Device(name, eval_examples=50, works=False) for name in "abc"]
     async with World(tmp_path) as world:
         for device in devices:
             await device.connect(world)
         run = await world.create(stop={"rounds": 3}, evaluation={"clients_every": 1}, round={"clients_per_round": 3})
-        await evaluated(world, devices, 0, 1)
+        await rounds(world, devices, 0, 1)
         await until(lambda: run.context.label_order.suspected, "it is found")
+        for device in devices:
+            await device.contribute(world, await device.assigned(2))
         for device in devices:
             await device.asked_to_evaluate(2)  # of the model that another commit made
         note = getattr(world.fleet.records.find("b"), "note", "")
