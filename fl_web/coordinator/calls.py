@@ -134,7 +134,7 @@ class _Reply:
 
 
 class Calls:
-    """The methods of the Admin service, by name. Raises `WebError`, and AioRpcError for an unknown identity."""
+    """The methods of the Admin service. Raises `WebError`, and AioRpcError for an unknown identity."""
 
     def __init__(self, channel: grpc.aio.Channel, metadata: Metadata = ()) -> None:
         # The generated stub has no types; `call` and `stream` add them.
@@ -142,26 +142,24 @@ class Calls:
         self._metadata = metadata if callable(metadata) else lambda: tuple(metadata)
         self._replies: dict[tuple[str, bytes], _Reply] = {}
 
-    async def call(
-        self, method: str, request: Message, response: type[Response], since: float | None = None
-    ) -> Response:
+    async def call(self, request: Message, response: type[Response], since: float | None = None) -> Response:
         """Make a call, or wait for an equal one, or use its reply.
 
-        since: the equal one must not have been made before, by the monotonic clock; None: one under way, or of the last
-        SHARED_S.
+        request: its name is that of the method: PauseRun for a PauseRunRequest. since: the equal one must not have been
+        made before, by the monotonic clock; None: one under way, or of the last SHARED_S.
         """
-        key, now = (method, request.SerializeToString(deterministic=True)), time.monotonic()
+        key, now = (request.DESCRIPTOR.name, request.SerializeToString(deterministic=True)), time.monotonic()
         reply = self._replies.get(key)
         if reply is None or has_failed(reply.task) or not reply.serves(now, since):
             self._drop_old(now)
-            reply = self._replies[key] = _Reply(asyncio.create_task(self._made(method, request)), now)
+            reply = self._replies[key] = _Reply(asyncio.create_task(self._made(request)), now)
         del response  # only for the type
         return cast(Response, await asyncio.shield(reply.task))
 
-    async def stream(self, method: str, request: Message, response: type[Response]) -> AsyncGenerator[Response, None]:
+    async def stream(self, request: Message, response: type[Response]) -> AsyncGenerator[Response, None]:
         """The messages of a stream until the coordinator ends it."""
         del response  # only for the type
-        stream = getattr(self._stub, method)(request, metadata=self._metadata())
+        stream = self._method(request)(request, metadata=self._metadata())
         try:
             async for message in stream:
                 yield message
@@ -170,9 +168,12 @@ class Calls:
         finally:
             stream.cancel()
 
-    async def _made(self, method: str, request: Message) -> Message:
+    def _method(self, request: Message) -> Any:
+        return getattr(self._stub, request.DESCRIPTOR.name.removesuffix("Request"))
+
+    async def _made(self, request: Message) -> Message:
         try:
-            reply: Message = await getattr(self._stub, method)(request, timeout=CALL_S, metadata=self._metadata())
+            reply: Message = await self._method(request)(request, timeout=CALL_S, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
             raise explained(error) from error
         return reply

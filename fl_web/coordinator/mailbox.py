@@ -29,8 +29,6 @@ class News:
     entries: list[pb.HistoryEntry] = field(default_factory=list)
     number: int | None = None
     """Every entry up to this number has been delivered. None: nothing new."""
-    run: pb.RunStatus | None = None
-    """The newest status of the watched run."""
     links: list[LinkState] = field(default_factory=list)
 
 
@@ -58,24 +56,20 @@ class Mailbox:
         elif number > self._number:
             self._news.entries.extend(new)
             self._news.number = self._number = number
-        self._has_changed()
-
-    def put_run(self, run: pb.RunStatus) -> None:
-        """A newer status of the watched run."""
-        self._news.run = run
-        self._has_changed()
+        self.has_changed()
 
     def put_link(self, link: LinkState) -> None:
         """The connection to the coordinator was lost, or is back."""
         self._news.links.append(link)
-        self._has_changed()
+        self.has_changed()
 
     def end(self, error: Exception) -> None:
         """A watch cannot go on."""
         self.ended = error
-        self._has_changed()
+        self.has_changed()
 
-    def _has_changed(self) -> None:
+    def has_changed(self) -> None:
+        """Something that the browser is shown has changed; its stream reads what."""
         self.changed_at = time.monotonic()
         self._changed.set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -38,7 +38,7 @@ class Rounds:
             rounds = known[: max(0, len(known) - _REREAD)]
             request = pb.ListRoundsRequest(run_id=run_id, page_size=1000, first_round=len(rounds))
             while True:
-                page = await self._calls.call("ListRounds", request, pb.ListRoundsResponse, since)
+                page = await self._calls.call(request, pb.ListRoundsResponse, since)
                 for summary in page.rounds:
                     rounds.append(Round.of(summary, rounds[-1] if rounds else None))
                 if not page.next_page_token:
@@ -116,30 +116,6 @@ SPARK_POINTS = 40
 """Newest values of a run's metric in a list of runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunsWanted:
-    """A page of a list of runs."""
-
-    size: int = 50
-    token: str = ""
-    states: Sequence[int] = ()
-    search: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientsWanted:
-    """A page of a list of clients."""
-
-    size: int = 100
-    token: str = ""
-    state: int = 0
-    search: str = ""
-    labels: Mapping[str, str] | None = None
-    marks: Sequence[str] = ()
-    order: int = 0
-    descending: bool = False
-
-
 class Reader:
     """The Admin service for reading. One for each identity: its watches and replies serve all browsers of it.
 
@@ -173,22 +149,20 @@ class Reader:
         await self.history.closed()
         await self.watches.close()
 
-    async def overview(self, wanted: RunsWanted) -> pb.GetOverviewResponse:
-        """Counts of runs and clients, and a page of runs, the newest first."""
+    async def overview(
+        self, size: int = 1, token: str = "", states: Sequence[pb.RunState] = (), search: str = ""
+    ) -> pb.GetOverviewResponse:
+        """Counts of runs and clients, and a page of runs, the newest first. states: only runs in one of these."""
         request = pb.GetOverviewRequest(
-            page_size=wanted.size,
-            page_token=wanted.token,
-            states=[pb.RunState.Name(state) for state in wanted.states],
-            search=wanted.search,
-            points=SPARK_POINTS,
+            page_size=size, page_token=token, states=states, search=search, points=SPARK_POINTS
         )
-        since = self._unchanged_since() if wanted.states and not set(wanted.states) & _ACTIVE else self._since
-        return await self._calls.call("GetOverview", request, pb.GetOverviewResponse, since)
+        since = self._unchanged_since() if states and not set(states) & _ACTIVE else self._since
+        return await self._calls.call(request, pb.GetOverviewResponse, since)
 
     async def run(self, run_id: str) -> pb.RunStatus:
         """One run. Raises NotFound."""
         request = pb.GetRunRequest(run_id=run_id)
-        return (await self._calls.call("GetRun", request, pb.GetRunResponse, self._since)).run
+        return (await self._calls.call(request, pb.GetRunResponse, self._since)).run
 
     async def rounds(self, run_id: str) -> list[Round]:
         """All committed rounds of a run, in order."""
@@ -197,36 +171,26 @@ class Reader:
     async def cohort(self, run_id: str, size: int) -> pb.ListCohortResponse:
         """The first clients of the current round, each with its phase."""
         request = pb.ListCohortRequest(run_id=run_id, page_size=size)
-        return await self._calls.call("ListCohort", request, pb.ListCohortResponse, self._since)
+        return await self._calls.call(request, pb.ListCohortResponse, self._since)
 
     async def evaluations(self, run_id: str, size: int) -> pb.ListEvaluationsResponse:
         """The first clients' evaluations of the newest evaluated round. Raises WrongInput if there is none."""
         request = pb.ListEvaluationsRequest(run_id=run_id, page_size=size)
-        return await self._calls.call("ListEvaluations", request, pb.ListEvaluationsResponse, self._since)
+        return await self._calls.call(request, pb.ListEvaluationsResponse, self._since)
 
-    async def clients(self, wanted: ClientsWanted) -> pb.ListClientsResponse:
+    async def clients(self, request: pb.ListClientsRequest) -> pb.ListClientsResponse:
         """A page of clients."""
-        request = pb.ListClientsRequest(
-            page_size=wanted.size,
-            page_token=wanted.token,
-            state=pb.ClientState.Name(wanted.state),
-            labels=wanted.labels,
-            search=wanted.search,
-            marks=wanted.marks,
-            order=pb.ClientOrder.Name(wanted.order),
-            descending=wanted.descending,
-        )
-        return await self._calls.call("ListClients", request, pb.ListClientsResponse, self._since)
+        return await self._calls.call(request, pb.ListClientsResponse, self._since)
 
     async def client(self, client_id: str, history: int) -> pb.GetClientResponse:
         """One client with its newest history entries. Raises NotFound."""
         request = pb.GetClientRequest(client_id=client_id, history=history)
-        return await self._calls.call("GetClient", request, pb.GetClientResponse, self._since)
+        return await self._calls.call(request, pb.GetClientResponse, self._since)
 
     async def entries(self, subject: str = "", limit: int = 100, before: int = 0) -> pb.ListHistoryResponse:
         """The newest `limit` entries of the history before a number (0: of all), the oldest first; at most 1,000."""
         request = pb.ListHistoryRequest(subject=subject, limit=limit, page_size=limit, before_number=before)
-        return await self._calls.call("ListHistory", request, pb.ListHistoryResponse, self._unchanged_since())
+        return await self._calls.call(request, pb.ListHistoryResponse, self._unchanged_since())
 
     async def marked_entries(self, run_id: str, newest: pb.ListHistoryResponse) -> list[pb.HistoryEntry]:
         """The entries of a run that its curves mark, in order. newest: the end of its history."""
@@ -235,19 +199,19 @@ class Reader:
     async def releases(self, size: int, token: str = "", model: str = "", kind: str = "") -> pb.ListReleasesResponse:
         """A page of releases, the newest first. model, kind: only of this one; "" for all."""
         request = pb.ListReleasesRequest(page_size=size, page_token=token, model=model, kind=kind)
-        return await self._calls.call("ListReleases", request, pb.ListReleasesResponse, self._since)
+        return await self._calls.call(request, pb.ListReleasesResponse, self._since)
 
     async def release(self, kind: str, model: str, version: int, devices: int) -> pb.GetReleaseResponse:
         """A release with its first devices. version: 0 for the newest. Raises NotFound."""
         request = pb.GetReleaseRequest(kind=kind, model=model, version=version, page_size=devices)
-        return await self._calls.call("GetRelease", request, pb.GetReleaseResponse, self._since)
+        return await self._calls.call(request, pb.GetReleaseResponse, self._since)
 
     async def who_am_i(self) -> pb.WhoAmIResponse:
         """The identity, its roles and the methods that it may call."""
         since = None if self._since is None else self._since - _UNCHANGED_S  # a session has one identity until its end
-        return await self._calls.call("WhoAmI", pb.WhoAmIRequest(), pb.WhoAmIResponse, since)
+        return await self._calls.call(pb.WhoAmIRequest(), pb.WhoAmIResponse, since)
 
     def model(self, run_id: str, which: str, model: str) -> AsyncGenerator[pb.ExportModelResponse, None]:
         """Header and chunks of a model as safetensors. which, model: see ExportModelRequest."""
         request = pb.ExportModelRequest(run_id=run_id, round=which, model=model)
-        return self._calls.stream("ExportModel", request, pb.ExportModelResponse)
+        return self._calls.stream(request, pb.ExportModelResponse)

@@ -107,18 +107,17 @@ class RunWatch(Watch):
     def __init__(self, calls: Calls, run_id: str) -> None:
         super().__init__()
         self._calls, self._run_id = calls, run_id
-        self.newest: pb.RunStatus | None = None
 
     async def read(self) -> None:
-        """Read the run's events, and deliver the status after each."""
-        request = pb.WatchRunRequest(run_id=self._run_id)
-        async with aclosing(self._calls.stream("WatchRun", request, pb.WatchRunResponse)) as events:
+        """Read the run's events, and report a change after each."""
+        ended, request = False, pb.WatchRunRequest(run_id=self._run_id)
+        async with aclosing(self._calls.stream(request, pb.WatchRunResponse)) as events:
             async for event in events:
                 self.reached()
-                self.newest = event.run
+                ended = event.run.HasField("ended")
                 for mailbox in self.mailboxes:
-                    mailbox.put_run(event.run)
-        if self.newest is None or not self.newest.HasField("ended"):
+                    mailbox.has_changed()
+        if not ended:
             # A coordinator that stops ends the streams of runs that go on.
             raise Unreachable("the coordinator closed the connection")
 
@@ -132,12 +131,10 @@ class RunWatches:
 
     @contextmanager
     def following(self, mailbox: Mailbox, run_id: str) -> Iterator[None]:
-        """Deliver the run's status after each of its events."""
+        """Report a change after each event of the run."""
         for idle in [followed for followed, watch in self._open.items() if watch.idle]:
             del self._open[idle]
         watch = self._open.setdefault(run_id, RunWatch(self._calls, run_id))
-        if watch.newest is not None and not watch.idle:
-            mailbox.put_run(watch.newest)
         with watch.joined(mailbox):
             yield
 
@@ -189,7 +186,7 @@ class HistoryWatch(Watch):
         request = pb.WatchHistoryRequest(after_number=after)
         entries: list[pb.HistoryEntry] = []
         reached = after
-        async with aclosing(self._calls.stream("WatchHistory", request, pb.WatchHistoryResponse)) as responses:
+        async with aclosing(self._calls.stream(request, pb.WatchHistoryResponse)) as responses:
             async for response in responses:
                 entries.extend(response.entries)
                 reached = max(reached, response.last_number)
@@ -201,7 +198,7 @@ class HistoryWatch(Watch):
     async def read(self) -> None:
         """Read from the last number on, and deliver."""
         request = pb.WatchHistoryRequest(after_number=self.last)
-        async with aclosing(self._calls.stream("WatchHistory", request, pb.WatchHistoryResponse)) as responses:
+        async with aclosing(self._calls.stream(request, pb.WatchHistoryResponse)) as responses:
             self._changed = time.monotonic()
             async for response in responses:
                 self.reached()

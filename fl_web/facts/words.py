@@ -74,9 +74,10 @@ def client_state(state: int) -> str:
     return "unknown" if state == pb.CLIENT_STATE_UNSPECIFIED else enum_word(pb.ClientState, state)
 
 
-def run_number(word: str) -> int | None:
+def run_number(word: str) -> pb.RunState | None:
     """The state of runs with this word; None for another word."""
-    return pb.RunState.Value(f"RUN_STATE_{word.upper()}") if word in RUN_STATES else None
+    number = pb.RunState.Value(f"RUN_STATE_{word.upper()}") if word in RUN_STATES else None
+    return cast(pb.RunState | None, number)
 
 
 def client_number(word: str) -> pb.ClientState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fl_web.coordinator.calls import WrongInput
-from fl_web.coordinator.reader import ClientsWanted, Reader, RunsWanted
+from fl_web.coordinator.reader import Reader
 from fl_web.facts import client as client_facts
 from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, client_number
 from fl_web.views.view import Context, Params, View
@@ -27,18 +27,18 @@ ORDERS = {
 
 async def _context(reader: Reader, params: Params) -> Context:
     order = params.one_of("order", tuple(ORDERS))
-    wanted = ClientsWanted(
-        _PAGE,
-        params.text("page"),
-        client_number(params.text("state")),
-        params.text("q"),
-        _labels(params.texts("label")),
-        [mark for mark in params.texts("mark") if mark in CLIENT_MARKS],
-        ORDERS[order],
-        params.text("descending") == "1",
+    request = pb.ListClientsRequest(
+        page_size=_PAGE,
+        page_token=params.text("page"),
+        state=client_number(params.text("state")),
+        labels=_labels(params.texts("label")),
+        search=params.text("q"),
+        marks=[mark for mark in params.texts("mark") if mark in CLIENT_MARKS],
+        order=ORDERS[order],
+        descending=params.text("descending") == "1",
     )
-    overview = await reader.overview(RunsWanted(1))
-    page = await reader.clients(wanted)
+    overview = await reader.overview()
+    page = await reader.clients(request)
     return {
         "title": "Clients",
         "overview": overview,
@@ -66,7 +66,7 @@ def _labels(texts: list[str]) -> dict[str, str]:
 
 async def _client(reader: Reader, params: Params) -> Context:
     client_id = params.text("id")
-    number = (await reader.overview(RunsWanted(1))).history_number
+    number = (await reader.overview()).history_number
     details = await reader.client(client_id, _HISTORY)
     return {
         "title": client_id,
@@ -79,18 +79,5 @@ async def _client(reader: Reader, params: Params) -> Context:
     }
 
 
-CLIENTS = View(
-    "clients",
-    "clients.html",
-    _context,
-    {"counts": "clients/_counts.html", "list": "clients/_list.html"},
-    pause_s=2.0,
-    refresh_s=5.0,
-)
-CLIENT = View(
-    "client",
-    "client.html",
-    _client,
-    {"head": "client/_head.html", "facts": "client/_facts.html", "events": "client/_events.html"},
-    refresh_s=3.0,
-)
+CLIENTS = View("clients", _context, ("counts", "list"), pause_s=2.0, refresh_s=5.0)
+CLIENT = View("client", _client, ("head", "facts", "events"), refresh_s=3.0)

@@ -9,7 +9,7 @@ from typing import Any
 from fl_common.units import ACCURACY, base_metric
 from fl_web.charts import AXES, breaks, evaluated_every, finite, metric_names, position, thinned
 from fl_web.coordinator.calls import WrongInput
-from fl_web.coordinator.reader import Reader, RunsWanted
+from fl_web.coordinator.reader import Reader
 from fl_web.facts.rounds import Round, seconds_of
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
@@ -90,7 +90,7 @@ async def compared(reader: Reader, params: Params) -> tuple[list[Compared], list
 
 async def _context(reader: Reader, params: Params) -> Context:
     (chosen_runs, metrics), overview = await asyncio.gather(
-        compared(reader, params), reader.overview(RunsWanted(_OFFERED, search=params.text("q")))
+        compared(reader, params), reader.overview(_OFFERED, search=params.text("q"))
     )
     chosen = [run.run.run_id for run in chosen_runs]
     return {
@@ -125,4 +125,4 @@ def compare_json(runs: list[Compared], most: int) -> dict[str, Any]:
     return {"unit": unit, "curves": curves}
 
 
-COMPARE = View("compare", "compare.html", _context, {"outcome": "compare/_outcome.html"}, pause_s=2.0, refresh_s=5.0)
+COMPARE = View("compare", _context, ("outcome",), pause_s=2.0, refresh_s=5.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fl_web.coordinator.reader import Reader, RunsWanted
+from fl_web.coordinator.reader import Reader
 from fl_web.facts.words import ROUTINE, alike, folded
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
@@ -33,7 +33,7 @@ def matches(params: Params) -> Callable[[pb.HistoryEntry], bool]:
 
 
 async def _context(reader: Reader, params: Params) -> Context:
-    number = (await reader.overview(RunsWanted(1))).history_number
+    number = (await reader.overview()).history_number
     entries, older, newest = await _page(reader, params)
     return {
         "title": "Events",
@@ -69,4 +69,4 @@ async def _page(reader: Reader, params: Params) -> tuple[list[pb.HistoryEntry], 
     return passed, before, newest
 
 
-EVENTS = View("events", "events.html", _context, adds_entries=True)
+EVENTS = View("events", _context, adds_entries=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fl_web.coordinator.reader import ClientsWanted, Reader, RunsWanted
+from fl_web.coordinator.reader import Reader
 from fl_web.facts.federation import Problem, health, problems, waiting
 from fl_web.facts.words import CLIENT_MARKS, CLIENT_STATES, RUN_STATES, run_number, run_state, without_repeats
 from fl_web.views.view import Context, Params, View
@@ -18,11 +18,11 @@ _MOST_CARDS, _MOST_WAITS, _MOST_SLOWEST = 6, 8, 5
 
 async def _context(reader: Reader, _: Params) -> Context:
     active, ended, history, by_failures, by_delay = await asyncio.gather(
-        reader.overview(RunsWanted(_MOST_ACTIVE, states=_ACTIVE)),
-        reader.overview(RunsWanted(_MOST_ENDED, states=_ENDED)),
+        reader.overview(_MOST_ACTIVE, states=_ACTIVE),
+        reader.overview(_MOST_ENDED, states=_ENDED),
         reader.entries(limit=_READ_EVENTS),
-        reader.clients(ClientsWanted(2, order=pb.CLIENT_ORDER_FAILED_SHARE, descending=True)),
-        reader.clients(ClientsWanted(_MOST_SLOWEST, order=pb.CLIENT_ORDER_LAST_SHARE, descending=True)),
+        reader.clients(_largest(pb.CLIENT_ORDER_FAILED_SHARE, 2)),
+        reader.clients(_largest(pb.CLIENT_ORDER_LAST_SHARE, _MOST_SLOWEST)),
     )
     worst_first = problems(active, ended.runs)
     elsewhere = {problem.text for problem in waiting(active)}
@@ -52,6 +52,10 @@ async def _context(reader: Reader, _: Params) -> Context:
     }
 
 
+def _largest(order: pb.ClientOrder, most: int) -> pb.ListClientsRequest:
+    return pb.ListClientsRequest(page_size=most, order=order, descending=True)
+
+
 def _address(problem: Problem) -> str:
     """The page that shows a problem."""
     if problem.run_id:
@@ -62,7 +66,7 @@ def _address(problem: Problem) -> str:
 async def _runs(reader: Reader, params: Params) -> Context:
     words = params.texts("state")
     states = [number for word in words if (number := run_number(word)) is not None]
-    overview = await reader.overview(RunsWanted(50, params.text("page"), states, params.text("q")))
+    overview = await reader.overview(50, params.text("page"), states, params.text("q"))
     return {
         "title": "Runs",
         "overview": overview,
@@ -74,17 +78,5 @@ async def _runs(reader: Reader, params: Params) -> Context:
     }
 
 
-FEDERATION = View(
-    "federation",
-    "federation.html",
-    _context,
-    {
-        "health": "federation/_health.html",
-        "waits": "federation/_waits.html",
-        "attention": "federation/_attention.html",
-        "runs": "federation/_runs.html",
-        "events": "federation/_events.html",
-    },
-    refresh_s=2.0,
-)
-RUNS = View("runs", "runs.html", _runs, {"list": "runs/_list.html"}, pause_s=2.0, refresh_s=5.0)
+FEDERATION = View("federation", _context, ("health", "waits", "attention", "runs", "events"), refresh_s=2.0)
+RUNS = View("runs", _runs, ("list",), pause_s=2.0, refresh_s=5.0)

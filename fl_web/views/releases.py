@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from fl_web.coordinator.reader import Reader, RunsWanted
+from fl_web.coordinator.reader import Reader
 from fl_web.views.view import Context, Params, View
 from protos.fl.v1 import admin_pb2 as pb
 
@@ -24,9 +24,7 @@ def _bad(release: pb.ReleaseStatus) -> bool:
 
 async def _context(reader: Reader, params: Params) -> Context:
     model, version, kind = params.text("model"), params.number("version"), params.text("kind")
-    overview, page = await asyncio.gather(
-        reader.overview(RunsWanted(1)), reader.releases(_PAGE, params.text("page"), model, kind)
-    )
+    overview, page = await asyncio.gather(reader.overview(), reader.releases(_PAGE, params.text("page"), model, kind))
     return {
         "title": f"Releases of {model}" if model else "Releases",
         "overview": overview,
@@ -39,11 +37,4 @@ async def _context(reader: Reader, params: Params) -> Context:
     }
 
 
-RELEASES = View(
-    "releases",
-    "releases.html",
-    _context,
-    {"list": "releases/_list.html", "devices": "releases/_devices.html"},
-    pause_s=2.0,
-    refresh_s=5.0,
-)
+RELEASES = View("releases", _context, ("list", "devices"), pause_s=2.0, refresh_s=5.0)

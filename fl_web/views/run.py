@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 
 from fl_web.charts import marks, present_charts
 from fl_web.coordinator.calls import Failed, NotFound, WrongInput
-from fl_web.coordinator.reader import MARKED, ClientsWanted, Reader, RunsWanted
+from fl_web.coordinator.reader import MARKED, Reader
 from fl_web.facts import run as run_facts
 from fl_web.facts.rounds import Round, seconds_of, worst_first
 from fl_web.facts.words import event_words, known, without_repeats
@@ -55,13 +55,13 @@ _TABLE_ROWS = 60
 
 async def _context(reader: Reader, params: Params) -> Context:
     run_id = params.text("id")
-    overview, who = await asyncio.gather(reader.overview(RunsWanted(1)), reader.who_am_i())
+    overview, who = await asyncio.gather(reader.overview(), reader.who_am_i())
     run, history = await asyncio.gather(reader.run(run_id), reader.entries(run_id, _HISTORY))
     rounds, cohort, evaluations, needy = await asyncio.gather(
         reader.rounds(run_id) if run.rounds_done else _nothing(),
         _cohort(reader, run),
         _evaluations(reader, run),
-        reader.clients(ClientsWanted(_SHOWN_CLIENTS, marks=["attention"])),
+        reader.clients(pb.ListClientsRequest(page_size=_SHOWN_CLIENTS, marks=["attention"])),
     )
     of_runs = {run_id} if run.HasField("ended") else {"", run_id}
     bad = [client for client in needy.clients if client.attention and client.attention[0].run_id in of_runs]
@@ -128,19 +128,8 @@ def mark_events(entries: Sequence[pb.HistoryEntry]) -> list[dict[str, Any]]:
 
 RUN = View(
     "run",
-    "run.html",
     _context,
-    {
-        "head": "run/_head.html",
-        "now": "run/_now.html",
-        "clients": "run/_clients.html",
-        "figures": "run/_figures.html",
-        "charts": "run/_charts.html",
-        "evaluations": "run/_evaluations.html",
-        "rounds": "run/_rounds.html",
-        "marks": "run/_marks.html",
-        "events": "run/_events.html",
-    },
+    ("head", "now", "clients", "figures", "charts", "evaluations", "rounds", "marks", "events"),
     watches_run=True,
     refresh_s=2.0,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -67,12 +67,12 @@ class View:
     """A page, and what of it changes while it is open."""
 
     name: str
-    template: str
+    """Also of its template, and of the folder with the templates of its parts."""
     context: Callable[[Reader, Params], Awaitable[Context]]
     """Reads the values of the templates. With `title`, and with `number`: of the history that they contain. `active` is
     false where no value changes without an event."""
-    parts: Mapping[str, str] = field(default_factory=dict)
-    """Id of an element of the page -> the template of its content."""
+    changing: Sequence[str] = ()
+    """Ids of the elements of the page whose content changes: its parts."""
     watches_run: bool = False
     """Whether it shows the run that `id` names."""
     adds_entries: bool = False
@@ -81,3 +81,13 @@ class View:
     """Least time between two readings of its values, however many events come: each costs the coordinator calls."""
     refresh_s: float = 0.0
     """Its values are read again after so many seconds without a change: some changes are in no watch. 0: never."""
+
+    @property
+    def template(self) -> str:
+        """The template of the page."""
+        return f"{self.name}.html"
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Id of a part -> the template of its content."""
+        return {part: f"{self.name}/_{part}.html" for part in self.changing}

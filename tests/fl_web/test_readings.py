@@ -21,7 +21,7 @@ class Counted:
     def __init__(self) -> None:
         self.reads = 0
         self.fails = False
-        self.view = View("counted", "", self._context)
+        self.view = View("counted", self._context)
 
     async def _context(self, reader: Reader, params: Params) -> Context:
         self.reads = number = self.reads + 1

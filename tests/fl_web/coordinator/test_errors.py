@@ -16,5 +16,5 @@ async def test_a_place_where_nothing_listens_is_named(target: str, shown: str) -
     """In place of gRPC's text about its own parts."""
     async with grpc.aio.insecure_channel(target) as channel:
         with pytest.raises(Unreachable) as error:
-            await Calls(channel).call("WhoAmI", pb.WhoAmIRequest(), pb.WhoAmIResponse)
+            await Calls(channel).call(pb.WhoAmIRequest(), pb.WhoAmIResponse)
     assert str(error.value) == f"nothing listens at {shown}"

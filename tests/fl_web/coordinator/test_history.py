@@ -35,8 +35,8 @@ class Ledger:
             self._cuts += 1
             self._changed.notify_all()
 
-    async def stream(self, method: str, request: Any, response: Any) -> AsyncGenerator[pb.WatchHistoryResponse, None]:
-        assert method == "WatchHistory"
+    async def stream(self, request: Any, response: Any) -> AsyncGenerator[pb.WatchHistoryResponse, None]:
+        assert isinstance(request, pb.WatchHistoryRequest)
         after, cuts = request.after_number, self._cuts
         self.opened.append(after)
         first = True

@@ -18,11 +18,11 @@ class Readings:
     def __init__(self, run: pb.RunOverview, needs: Sequence[pb.ClientInNeed] = ()) -> None:
         self._run, self._needs = run, needs
 
-    async def overview(self, wanted: Any) -> pb.GetOverviewResponse:
+    async def overview(self, _: int, states: Sequence[pb.RunState]) -> pb.GetOverviewResponse:
         """The run, where runs of its state are wanted."""
-        runs = [self._run] if self._run.state in wanted.states else []
-        states = {"present": 3, "attention": len(self._needs)}
-        return pb.GetOverviewResponse(runs=runs, clients_by_state=states, attention=self._needs)
+        runs = [self._run] if self._run.state in states else []
+        clients = {"present": 3, "attention": len(self._needs)}
+        return pb.GetOverviewResponse(runs=runs, clients_by_state=clients, attention=self._needs)
 
     async def clients(self, _: Any) -> pb.ListClientsResponse:
         """No client."""

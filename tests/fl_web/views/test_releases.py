@@ -57,7 +57,7 @@ def test_a_package_shows_its_work_where_a_model_shows_its_metric() -> None:
 class Readings:
     """A coordinator with one release."""
 
-    async def overview(self, _: Any) -> pb.GetOverviewResponse:
+    async def overview(self) -> pb.GetOverviewResponse:
         """No run."""
         return pb.GetOverviewResponse(history_number=4)
 
