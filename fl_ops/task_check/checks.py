@@ -178,22 +178,10 @@ class Trial:
 
     def determinism(self) -> str:
         """Whether model, data and a step are the same again: replays, resumes and comparisons depend on it."""
-        first, second = (self._gradients() for _ in range(2))
-        if not same(first.values, second.values):
-            raise TaskError(
-                "model() has other values with the same seed: draw them with torch's own generator, without a seed of"
-                " your own, and read files in a sorted order"
-            )
-        if not same(first.batch, second.batch):
-            raise TaskError(
-                "train_data() has other examples, or another order, when it is called again: sort the files"
-                " (a folder has no order of its own), and draw nothing without a fixed seed"
-            )
-        if not same(first.gradients, second.gradients):
-            raise TaskError(
-                "two equal steps have other gradients: draw random numbers with torch's own generator only, and keep"
-                " nothing in the task from one step to the next"
-            )
+        first, second = (self._step_from_seed() for _ in range(2))
+        for part, text in _NOT_REPEATED.items():
+            if not same(first[part], second[part]):
+                raise TaskError(text)
         return "model, data and a step are the same, bit for bit, when they are made again"
 
     def small_shards(self) -> Iterator[Finding]:
@@ -224,8 +212,8 @@ class Trial:
     def _batch(self, site: Site) -> Batch:
         return next(batches(site.train, min(_BATCH, len(site.train)), seed=0, steps=1))
 
-    def _gradients(self) -> Made:
-        """A model, its data and the gradients of one step, made anew from seed 0."""
+    def _step_from_seed(self) -> dict[str, object]:
+        """The parameters, the batch and the gradients of one step, made anew from seed 0."""
         torch.manual_seed(0)
         model = new_model(self._task)
         values = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -233,7 +221,8 @@ class Trial:
         batch = self._batch(replace(site, train=local_data(self._task, site.shard, _CPU)[0]))
         torch.manual_seed(1)
         self._task.loss(*forward_of(self._task)(model, batch)).backward()
-        return Made(values, batch, {name: value.grad for name, value in model.named_parameters()})
+        gradients = {name: value.grad for name, value in model.named_parameters()}
+        return {"parameters": values, "batch": batch, "gradients": gradients}
 
     def _empty(self) -> str:
         with tempfile.TemporaryDirectory() as folder:
@@ -253,13 +242,15 @@ class Trial:
         return "a step works"
 
 
-@dataclass(frozen=True)
-class Made:
-    """The parts of one step: parameters by name, the batch, gradients by name."""
-
-    values: dict[str, Tensor]
-    batch: Batch
-    gradients: dict[str, Tensor | None]
+_NOT_REPEATED = {
+    "parameters": "model() has other values with the same seed: draw them with torch's own generator, without a seed of"
+    " your own, and read files in a sorted order",
+    "batch": "train_data() has other examples, or another order, when it is called again: sort the files"
+    " (a folder has no order of its own), and draw nothing without a fixed seed",
+    "gradients": "two equal steps have other gradients: draw random numbers with torch's own generator only, and keep"
+    " nothing in the task from one step to the next",
+}
+"""Part of a step -> what is wrong if it is another one the second time."""
 
 
 def same(first: object, second: object) -> bool:
