@@ -45,13 +45,8 @@ class AdminCalls:
 
     def __init__(self, connection: Connection, call_seconds: float) -> None:
         self._connection, self._call_seconds = connection, call_seconds
-        own = {"grpc.min_reconnect_backoff_ms": _CONNECT_MILLISECONDS}
         self._proxy = connection.proxy
-        options = tuple({**dict(client_options()), **own, **channel_options(self._proxy)}.items())
-        if connection.security is None:
-            self._channel = grpc.insecure_channel(connection.server, options)
-        else:
-            self._channel = grpc.secure_channel(connection.server, credentials(connection.security), options)
+        self._channel = _channel(grpc, connection, {"grpc.min_reconnect_backoff_ms": _CONNECT_MILLISECONDS})
         # The generated stub has no types; callers name that of the response.
         self._stub: Any = cast(Any, admin_pb2_grpc).AdminStub(self._channel)
 
@@ -147,13 +142,17 @@ def open_channel(connection: Connection) -> grpc.aio.Channel:
     """A channel for the calls of one event loop. Raises UsageError."""
     own = {"grpc.max_reconnect_backoff_ms": _RECONNECT_MS, "grpc.initial_reconnect_backoff_ms": 200,
            "grpc.min_reconnect_backoff_ms": _RECONNECT_MS}  # fmt: skip
-    options = tuple({**dict(client_options()), **own, **channel_options(connection.proxy)}.items())
-    if connection.security is None:
-        channel = grpc.aio.insecure_channel(connection.server, options)
-    else:
-        channel = grpc.aio.secure_channel(connection.server, credentials(connection.security), options)
+    channel: grpc.aio.Channel = _channel(grpc.aio, connection, own)
     channel.get_state(try_to_connect=True)  # before the first call, which then does not wait for it
     return channel
+
+
+def _channel(api: Any, connection: Connection, own: dict[str, int]) -> Any:
+    """A channel of grpc or grpc.aio. own: options beside those of all clients. Raises UsageError."""
+    options = tuple({**dict(client_options()), **own, **channel_options(connection.proxy)}.items())
+    if connection.security is None:
+        return api.insecure_channel(connection.server, options)
+    return api.secure_channel(connection.server, credentials(connection.security), options)
 
 
 def call_metadata(connection: Connection) -> list[tuple[str, str]]:

@@ -132,7 +132,10 @@ class TrackerFlags(FlagGroup):
         return trackers
 
 
-_PANEL = "Connection (also by environment variables, or in ~/.config/impetus/fl.toml)"
+_connection = functools.partial(
+    typer.Option, rich_help_panel="Connection (also by environment variables, or in ~/.config/impetus/fl.toml)"
+)
+"""An option of the connection."""
 
 
 @dataclass(frozen=True)
@@ -141,47 +144,31 @@ class ConnectionFlags(FlagGroup):
 
     server: Annotated[
         str | None,
-        typer.Option(
+        _connection(
             help=f"Admin address of the coordinator, by default {settings.DEFAULT_SERVER}. FL_ADMIN",
             metavar="HOST:PORT",
-            rich_help_panel=_PANEL,
         ),
     ] = None
-    ca: Annotated[
-        Path | None, typer.Option(help="Certificate of the authority. FL_CA", metavar="FILE", rich_help_panel=_PANEL)
-    ] = None
-    cert: Annotated[
-        Path | None, typer.Option(help="Your certificate. FL_CERT", metavar="FILE", rich_help_panel=_PANEL)
-    ] = None
-    key: Annotated[
-        Path | None, typer.Option(help="Its private key. FL_KEY", metavar="FILE", rich_help_panel=_PANEL)
-    ] = None
+    ca: Annotated[Path | None, _connection(help="Certificate of the authority. FL_CA", metavar="FILE")] = None
+    cert: Annotated[Path | None, _connection(help="Your certificate. FL_CERT", metavar="FILE")] = None
+    key: Annotated[Path | None, _connection(help="Its private key. FL_KEY", metavar="FILE")] = None
     token_file: Annotated[
         Path | None,
-        typer.Option(
+        _connection(
             help="A token (OIDC), in place of a certificate. FL_TOKEN_FILE; FL_TOKEN has the token itself",
             metavar="FILE",
-            rich_help_panel=_PANEL,
         ),
     ] = None
     insecure: Annotated[
-        bool | None,
-        typer.Option(
-            "--insecure", help="Connect in plain text, on this machine only. FL_INSECURE=1", rich_help_panel=_PANEL
-        ),
+        bool | None, _connection("--insecure", help="Connect in plain text, on this machine only. FL_INSECURE=1")
     ] = None
     insecure_remote: Annotated[
-        bool | None,
-        typer.Option(
-            "--insecure-remote", help="Allow plain text to other machines. FL_INSECURE_REMOTE=1", rich_help_panel=_PANEL
-        ),
+        bool | None, _connection("--insecure-remote", help="Allow plain text to other machines. FL_INSECURE_REMOTE=1")
     ] = None
     proxy: Annotated[
         str | None,
-        typer.Option(
-            help='HTTP proxy: "none", "environment" (default) or URL. None to this machine. FL_PROXY',
-            metavar="PROXY",
-            rich_help_panel=_PANEL,
+        _connection(
+            help='HTTP proxy: "none", "environment" (default) or URL. None to this machine. FL_PROXY', metavar="PROXY"
         ),
     ] = None
 
@@ -203,6 +190,10 @@ class Context:
     def connect(self) -> AdminClient:
         """A client of the coordinator's admin port; a context manager."""
         return AdminClient(settings.load(self.layer))
+
+    def show(self, result: output.Result, rendering: output.Rendering) -> None:
+        """Print the command's result in the output format."""
+        output.show(result, rendering, self.as_json)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -17,9 +17,10 @@ from fl_common.units import plain
 _PIPE_WIDTH = 1 << 16
 
 Result = Message | Mapping[str, Any] | Sequence[Message]
+Rendering = RenderableType | Callable[[], RenderableType]
 
 
-def show(result: Result, rendering: RenderableType | Callable[[], RenderableType], as_json: bool) -> None:
+def show(result: Result, rendering: Rendering, as_json: bool) -> None:
     """Print a command's result: `result` as JSON, or `rendering`; a function makes a large one only if it is needed."""
     if as_json:
         print(json.dumps(to_json(result), indent=2))

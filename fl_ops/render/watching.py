@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -216,19 +215,23 @@ def show_until_end(
         Unreachable: the stream ended before the run.
     """
     console = console or Console()
-    live, progress = console.is_terminal and not as_json, RunProgress()
-    if live:
+    progress = RunProgress()
+    live = Live(console=console, refresh_per_second=8) if console.is_terminal and not as_json else None
+    if live is not None:
         before = earlier()
         progress.run = before.run
         for summary in before.rounds:
             progress.add_round(summary)
-    with _Display(as_json, console) as display, beside(progress) if live else nullcontext():
+    with nullcontext() if live is None else live, nullcontext() if live is None else beside(progress):
         for event in events:
             if isinstance(event, Lost):
                 progress.lost = _LOST
             else:
                 progress.add(event)
-            display.show(event, progress)
+            if live is not None:
+                live.update(LiveTable(progress))  # its last state stays on the screen
+            else:
+                _print(event, console, as_json)
     code = exit_code(progress.run)
     if code is None:
         raise Unreachable(
@@ -238,35 +241,15 @@ def show_until_end(
     return code
 
 
-class _Display(AbstractContextManager["_Display"]):
-    """Shows events: a table that is redrawn in place on a terminal, else lines or JSON lines."""
-
-    def __init__(self, as_json: bool, console: Console) -> None:
-        self._as_json, self._console = as_json, console
-        self._live = Live(console=console, refresh_per_second=8) if console.is_terminal and not as_json else None
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()  # its last state stays on the screen
-
-    def show(self, event: Shown, progress: RunProgress) -> None:
-        """Show an event, or the run after it."""
-        if self._live is not None:
-            self._live.update(LiveTable(progress))
-        elif not self._as_json:
-            self._print(_LOST if isinstance(event, Lost) else event_line(event))
-        elif isinstance(event, Lost):
-            print(_LOST, file=sys.stderr, flush=True)  # stdout is for objects only
-        else:
-            output.show_line(event)
-
-    def _print(self, line: str | None) -> None:
+def _print(event: Shown, console: Console, as_json: bool) -> None:
+    """An event as a line, or as a line of JSON."""
+    if not as_json:
+        line = _LOST if isinstance(event, Lost) else event_line(event)
         if line is not None:
             # soft_wrap: a line of a log stays one line.
-            self._console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
-            self._console.file.flush()
+            console.print(plain(line), markup=False, highlight=False, soft_wrap=True)
+            console.file.flush()
+    elif isinstance(event, Lost):
+        print(_LOST, file=sys.stderr, flush=True)  # stdout is for objects only
+    else:
+        output.show_line(event)

@@ -18,7 +18,7 @@ from fl_ops.admin import audit
 from fl_ops.commands.options import Context, admin_command
 from fl_ops.errors import Exit, UsageError
 from fl_ops.files import PRIVATE, Target, check_free, written_whole
-from fl_ops.render import output, tables
+from fl_ops.render import tables
 from protos.fl.v1 import admin_pb2
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="List, export and verify the audit log.")
@@ -45,7 +45,7 @@ def list_rows(
         request.since.FromMicroseconds(since_us(since, time.time()))
     with context.connect() as client:
         entries = [entry for page in client.history.list_audit(request) for entry in page.entries]
-    output.show(entries, lambda: tables.audit_table(entries), context.as_json)
+    context.show(entries, lambda: tables.audit_table(entries))
 
 
 @app.command(**examples("fl audit export --out audit.jsonl"))
@@ -64,7 +64,7 @@ def export(
             file.write(row.to_json().encode() + b"\n")
             last, count = row.head, count + 1
     facts = {"path": str(out), "rows": count, "head": str(last)}
-    output.show(facts, f"{out}: {counted(count, 'row')}, the newest is {last}", context.as_json)
+    context.show(facts, f"{out}: {counted(count, 'row')}, the newest is {last}")
 
 
 @app.command(
@@ -128,7 +128,7 @@ def _verify(context: Context, rows: Iterable[AuditRow], known: list[Head]) -> No
     broken = [{"number": problem.number, "problem": problem.what} for problem in problems]
     facts: dict[str, Any] = {"rows": check.rows, "head": str(check.head), "intact": not problems, "broken": broken}
     lines = [problem.what for problem in problems] or [f"intact: {counted(check.rows, 'row')}"]
-    output.show(facts, "\n".join([*lines, f"head {check.head}"]), context.as_json)
+    context.show(facts, "\n".join([*lines, f"head {check.head}"]))
     if problems:
         raise typer.Exit(Exit.REFUSED)
 

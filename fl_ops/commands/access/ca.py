@@ -14,7 +14,7 @@ from fl_common.command_help import Group, examples
 from fl_common.units import counted
 from fl_ops.admin import settings
 from fl_ops.commands.options import Context, admin_command, command
-from fl_ops.render import output, tables
+from fl_ops.render import tables
 
 if TYPE_CHECKING:
     from fl_ops.certificates.pki import LeafRequest
@@ -57,7 +57,7 @@ def init(
     advice += f"keep {issued.pair.key} secret and off the devices"
     hint = "\n".join([*(certificate.text("") for certificate in made.values()), advice])
     facts = issued.facts() | {role: certificate.facts() for role, certificate in made.items()}
-    output.show(facts, issued.text(hint), context.as_json)
+    context.show(facts, issued.text(hint))
 
 
 @app.command("limited", **examples("fl ca limited client", "fl ca limited server", "fl ca limited worker"))
@@ -82,7 +82,7 @@ def limited(
         "worker": f"{trusted}; workers show a certificate of this authority to it (worker_tls)",
         "server": f"devices and operators check the coordinator with {issued.pair.certificate}",
     }[role]
-    output.show(issued.facts(), issued.text(hint), context.as_json)
+    context.show(issued.facts(), issued.text(hint))
 
 
 @issue_app.command(
@@ -147,7 +147,7 @@ def _issue_for_hosts(context: Context, request: LeafRequest, place: str) -> None
     issued = pki.issue(request)
     pair = issued.pair
     section = _section("tls", cert=pair.certificate, key=pair.key, client_ca=pair.authority)
-    output.show(issued.facts(), issued.text(f"{place}:\n\n{section}"), context.as_json)
+    context.show(issued.facts(), issued.text(f"{place}:\n\n{section}"))
 
 
 @issue_app.command(**examples("fl ca issue client edge-3"))
@@ -163,7 +163,7 @@ def client(context: Context, name: Name, directory: Dir = Path("pki"), days: Day
         f"copy these two and {pair.authority} to the device; in its client.toml, with the paths that they have there:"
         f"\n\n{section}"
     )
-    output.show(issued.facts(), issued.text(hint), context.as_json)
+    context.show(issued.facts(), issued.text(hint))
 
 
 @issue_app.command(**examples("fl ca issue viewer dashboard"))
@@ -203,7 +203,7 @@ def _issue_operator(context: Context, role: str, name: str, directory: Path, day
     flags = " ".join(f"--{name} {shlex.quote(str(path))}" for name, path in files.items())
     section = _section("", **files)
     hint = f"fl whoami {flags}\n\nwithout these options, in {settings.file_path(os.environ)}:\n\n{section}"
-    output.show(issued.facts(), issued.text(hint), context.as_json)
+    context.show(issued.facts(), issued.text(hint))
 
 
 @app.command(**examples("fl ca renew --within 30", "fl ca renew client-edge-3"))
@@ -231,7 +231,7 @@ def renew(
         for certificate in renewed
     ]
     text = "\n".join(lines) or f"no certificate ends within {counted(within or 0, 'day')}"
-    output.show({"renewed": [certificate.facts() for certificate in renewed]}, text, context.as_json)
+    context.show({"renewed": [certificate.facts() for certificate in renewed]}, text)
 
 
 @app.command(**examples("fl ca status", "fl ca status --json"))
@@ -240,7 +240,7 @@ def status(context: Context) -> None:
     """Show the authorities that the coordinator knows, and how many devices depend on each."""
     with context.connect() as client:
         known = client.access.list_authorities()
-    output.show(known, lambda: tables.authorities_table(known), context.as_json)
+    context.show(known, lambda: tables.authorities_table(known))
 
 
 @app.command(**examples("fl ca rotate", "fl ca rotate --finish", "fl ca rotate client --dir pki"))
@@ -266,7 +266,7 @@ def rotate(
     from fl_ops.commands.access.ca_rotation import Changing
 
     text, facts = Changing(context.connect, directory, role or "", days, force=force).step(finish=finish)
-    output.show(facts, text, context.as_json)
+    context.show(facts, text)
 
 
 def _section(name: str, **files: Path) -> str:

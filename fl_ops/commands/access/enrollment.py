@@ -20,7 +20,7 @@ from fl_ops.admin import settings
 from fl_ops.commands.options import Context, admin_command, labels_of
 from fl_ops.errors import UsageError
 from fl_ops.files import PRIVATE, Target, check_free, written_whole
-from fl_ops.render import output, tables
+from fl_ops.render import tables
 from protos.fl.v1 import admin_pb2
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Make tokens with which devices get their first certificate.")
@@ -115,7 +115,7 @@ def create(
         "ca_fingerprint": made.fingerprint,
         "command": made.command(f"--token {made.created[0].token}" if len(specs) == 1 and out is None else "--token T"),
     }
-    output.show(facts, _text(made, out), context.as_json)
+    context.show(facts, _text(made, out))
 
 
 @app.command("list", **examples("fl enroll list"))
@@ -124,7 +124,7 @@ def list_tokens(context: Context) -> None:
     """List the tokens, the newest first, without their secrets."""
     with context.connect() as client:
         tokens = client.access.list_enrollments()
-    output.show(tokens, lambda: tables.tokens_table(tokens), context.as_json)
+    context.show(tokens, lambda: tables.tokens_table(tokens))
 
 
 @app.command(**examples("fl enroll revoke 3f9ac01be77d1203 --reason 'sent to the wrong person'"))
@@ -138,7 +138,7 @@ def revoke(
     with context.connect() as client:
         request = admin_pb2.RevokeEnrollmentRequest(id=token.partition(".")[0], reason=reason)
         enrollment = client.call(request, admin_pb2.RevokeEnrollmentResponse).enrollment
-    output.show(enrollment, tables.tokens_table([enrollment]), context.as_json)
+    context.show(enrollment, tables.tokens_table([enrollment]))
 
 
 @certificates_app.command("list", **examples("fl certificates list", "fl certificates list --name edge-7"))
@@ -149,7 +149,7 @@ def list_certificates(
     """List the certificates that the coordinator issued or revoked, the newest first."""
     with context.connect() as client:
         certificates = client.access.list_certificates(name)
-    output.show(certificates, lambda: tables.certificates_table(certificates), context.as_json)
+    context.show(certificates, lambda: tables.certificates_table(certificates))
 
 
 def _read(path: Path) -> list[admin_pb2.EnrollmentSpec]:

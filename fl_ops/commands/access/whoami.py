@@ -7,7 +7,6 @@ from rich.text import Text
 
 from fl_common import units
 from fl_ops.commands.options import Context, admin_command
-from fl_ops.render import output
 from protos.fl.v1 import admin_pb2
 
 _SOURCES = {
@@ -22,7 +21,7 @@ def whoami(context: Context) -> None:
     """Show your identity, your roles and the calls that they allow."""
     with context.connect() as client:
         identity = client.access.who_am_i()
-    output.show(identity, lambda: _table(identity), context.as_json)
+    context.show(identity, lambda: _table(identity))
 
 
 def _table(identity: admin_pb2.WhoAmIResponse) -> Table:

@@ -10,7 +10,7 @@ from fl_common.command_help import Group, examples
 from fl_ops.commands import completion
 from fl_ops.commands.options import Context, admin_command, labels_of
 from fl_ops.errors import UsageError
-from fl_ops.render import output, tables
+from fl_ops.render import tables
 from fl_web.facts.words import ClientStateWord, client_number
 from protos.fl.v1 import admin_pb2
 
@@ -75,9 +75,9 @@ def list_clients(
         )
     if not clients and (attention or older_than):
         none = "no client needs attention" if attention else f"no client has software older than {older_than}"
-        output.show(clients, none, context.as_json)
+        context.show(clients, none)
         return
-    output.show(clients, lambda: tables.clients_table(clients), context.as_json)
+    context.show(clients, lambda: tables.clients_table(clients))
 
 
 @app.command(**examples("fl clients show edge-3"))
@@ -91,7 +91,7 @@ def show(
     with context.connect() as client:
         request = admin_pb2.GetClientRequest(client_id=name, history=history)
         details = client.call(request, admin_pb2.GetClientResponse)
-    output.show(details, tables.client_details(details), context.as_json)
+    context.show(details, tables.client_details(details))
 
 
 @app.command(**examples("fl clients ban edge-3 --reason 'lost device'"))
@@ -127,7 +127,7 @@ def forget(context: Context, name: Client) -> None:
     with context.connect() as client:
         banned = client.clients.forget_client(name)
     suffix = f"; it stays banned until `fl clients unban {name}`" if banned else ""
-    output.show({"client_id": name, "still_banned": banned}, f"forgot {name}{suffix}", context.as_json)
+    context.show({"client_id": name, "still_banned": banned}, f"forgot {name}{suffix}")
 
 
 @app.command(**examples("fl clients drain edge-3 --reason maintenance", "fl clients drain edge-3 --undo"))
@@ -169,8 +169,8 @@ def revoke(
         raise UsageError(f"expected one of NAME, --serial and --public-key, got {' and '.join(given) or 'none'}")
     with context.connect() as client:
         revoked = client.access.revoke_certificates(reason, **given)
-    output.show(revoked, tables.certificates_table(revoked), context.as_json)
+    context.show(revoked, tables.certificates_table(revoked))
 
 
 def _show_client(context: Context, client: admin_pb2.ClientStatus) -> None:
-    output.show(client, tables.clients_table([client]), context.as_json)
+    context.show(client, tables.clients_table([client]))

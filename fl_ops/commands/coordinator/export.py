@@ -110,7 +110,7 @@ def export(
     facts = {"path": str(out), "run_id": run, "model": wanted.model.value, "size_bytes": size, "digest": digest}
     which_one = f"{'averaged model of ' if wanted.model is Model.AVERAGED else ''}round {header.round.round}"
     text = f"{out}: {run}, {which_one}, {units.size(size)}, {digest}"
-    output.show({**facts, "round": output.to_json(header.round)}, units.plain(text), context.as_json)
+    context.show({**facts, "round": output.to_json(header.round)}, units.plain(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,4 @@ def _folder(export: _Export, target: Target) -> _Exported:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        hasher = blake3()
-        while block := file.read(1 << 20):
-            hasher.update(block)
-    return digest_text(hasher.digest())
+    return digest_text(blake3().update_mmap(path).digest())

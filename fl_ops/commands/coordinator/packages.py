@@ -15,7 +15,6 @@ from fl_common.signatures import read_key
 from fl_ops.commands.coordinator.releases import Reason, Stage, StageFlags, Version, begin_stage, share_of, take_back
 from fl_ops.commands.options import Context, admin_command, command
 from fl_ops.errors import UsageError
-from fl_ops.render import output
 from fl_ops.render.releases import packages_table, release_details
 from protos.codec import digest_message
 from protos.fl.v1 import admin_pb2
@@ -53,7 +52,7 @@ def sign(
     facts = {"path": str(path), "digest": manifest.digest, "signer": manifest.signer}
     policy, run = f'[packages]\nsigners = ["{manifest.signer}"]', f'[task]\npackage = "{manifest.digest}"'
     text = f"{path}\ndigest {manifest.digest}\n\nfor the policy of sites:\n{policy}\n\nfor runs:\n{run}"
-    output.show(facts, text, context.as_json)
+    context.show(facts, text)
 
 
 @app.command(
@@ -84,7 +83,7 @@ def add(
         client.models.upload_model(opened, release=True)
         request = admin_pb2.AddPackageRequest(digest=digest_message(digest), rules=rules)
         added = client.call(request, admin_pb2.AddPackageResponse).release
-    output.show(added, lambda: release_details(added), context.as_json)
+    context.show(added, lambda: release_details(added))
 
 
 @app.command("list", **examples("fl packages list"))
@@ -95,7 +94,7 @@ def list_packages(
     """List the packages, the newest first, and what became of them on devices."""
     with context.connect() as client:
         listed = client.models.list_releases(name, KIND)
-    output.show(listed, lambda: packages_table(listed), context.as_json)
+    context.show(listed, lambda: packages_table(listed))
 
 
 @app.command(**examples("fl packages show wounds", "fl packages show wounds --version 2"))
@@ -104,7 +103,7 @@ def show(context: Context, name: Name, version: Version = 0) -> None:
     """Show a version of a package, what became of it on each device, and how much work failed with it."""
     with context.connect() as client:
         response = client.models.get_release(name, version, KIND)
-    output.show(response, lambda: release_details(response.release, response.devices), context.as_json)
+    context.show(response, lambda: release_details(response.release, response.devices))
 
 
 @app.command(**examples("fl packages advance wounds", "fl packages advance wounds --stage 50%"))

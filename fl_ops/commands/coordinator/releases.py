@@ -20,7 +20,6 @@ from fl_ops.commands.options import Context, admin_command, command, labels_of
 from fl_ops.errors import UsageError
 from fl_ops.exports.bundle import bundled
 from fl_ops.files import read_run
-from fl_ops.render import output
 from fl_ops.render.releases import release_details, releases_table
 from protos.fl.v1 import admin_pb2
 
@@ -210,7 +209,7 @@ def create(
                 rules=rules,
             )
             created = client.call(request, admin_pb2.CreateReleaseResponse).release
-    output.show(created, lambda: release_details(created), context.as_json)
+    context.show(created, lambda: release_details(created))
 
 
 @app.command("list", **examples("fl release list"))
@@ -221,7 +220,7 @@ def list_releases(
     """List the released models, the newest first."""
     with context.connect() as client:
         releases = client.models.list_releases(model)
-    output.show(releases, lambda: releases_table(releases), context.as_json)
+    context.show(releases, lambda: releases_table(releases))
 
 
 @app.command(**examples("fl release show digits", "fl release show digits --version 2"))
@@ -230,7 +229,7 @@ def show(context: Context, model: Name, version: Version = 0) -> None:
     """Show a release and what became of it on each device."""
     with context.connect() as client:
         response = client.models.get_release(model, version)
-    output.show(response, lambda: release_details(response.release, response.devices), context.as_json)
+    context.show(response, lambda: release_details(response.release, response.devices))
 
 
 @app.command(**examples("fl release advance digits", "fl release advance digits --stage 50%"))
@@ -246,7 +245,7 @@ def begin_stage(context: Context, kind: str, name: str, stage: str | None) -> No
     with context.connect() as client:
         request = admin_pb2.AdvanceReleaseRequest(kind=kind, model=name, share=share)
         release = client.call(request, admin_pb2.AdvanceReleaseResponse).release
-    output.show(release, lambda: release_details(release), context.as_json)
+    context.show(release, lambda: release_details(release))
 
 
 @app.command(**examples("fl release rollback digits --reason 'too slow on old cameras'"))
@@ -261,7 +260,7 @@ def take_back(context: Context, kind: str, name: str, version: int, reason: str)
     with context.connect() as client:
         request = admin_pb2.RollBackReleaseRequest(kind=kind, model=name, version=version, reason=reason)
         release = client.call(request, admin_pb2.RollBackReleaseResponse).release
-    output.show(release, lambda: release_details(release), context.as_json)
+    context.show(release, lambda: release_details(release))
 
 
 @app.command(**examples("fl release key release.pem"))
@@ -273,4 +272,4 @@ def key(context: Context, path: Annotated[Path, typer.Argument(metavar="FILE", h
     except SettingsError as error:
         raise UsageError(str(error)) from None
     text = f'{path}: keep it secret. For the settings of devices:\n\n[releases]\nsigners = ["{signer}"]'
-    output.show({"path": str(path), "signer": signer}, text, context.as_json)
+    context.show({"path": str(path), "signer": signer}, text)

@@ -83,7 +83,7 @@ def list_runs(
     """List all runs."""
     with context.connect() as client:
         runs = client.runs.list_runs()[-(limit or 0) :]
-    output.show(runs, tables.runs_table(runs), context.as_json)
+    context.show(runs, tables.runs_table(runs))
 
 
 @app.command(**examples("fl run show digits-1 --details"))
@@ -110,7 +110,7 @@ def show(
     result: output.Result = response
     if target is not None and cost is not None:
         result = {**output.to_json(response), "target": cost.to_json()}
-    output.show(result, lambda: tables.run_details(response, cost, details=details), context.as_json)
+    context.show(result, lambda: tables.run_details(response, cost, details=details))
 
 
 @app.command(**examples("fl run evaluations digits-1 --round 10"))
@@ -126,7 +126,7 @@ def evaluations(
     """Show each client's evaluation of a round's model on its own held-out data, the worst first."""
     with context.connect() as client:
         response = client.runs.list_evaluations(run, number)
-    output.show(response, evaluations_table(response), context.as_json)
+    context.show(response, evaluations_table(response))
 
 
 @app.command(**examples("fl run watch digits-1"))
@@ -225,7 +225,7 @@ def delete(
         request = admin_pb2.DeleteRunRequest(run_id=run, reason=reason)
         finished = client.call(request, admin_pb2.DeleteRunResponse).finished
     more = "" if finished else "; the coordinator is still removing its data, also after a restart"
-    output.show({"run_id": run, "finished": finished}, f"deleted {run}{more}", context.as_json)
+    context.show({"run_id": run, "finished": finished}, f"deleted {run}{more}")
 
 
 @app.command(**examples("fl run history digits-1 --limit 20"))
@@ -238,8 +238,8 @@ def history(
     """Show every change of a run's state: time, actor, event and reason."""
     with context.connect() as client:
         entries = client.history.list_history(run, limit)
-    output.show(entries, lambda: tables.history_table(entries), context.as_json)
+    context.show(entries, lambda: tables.history_table(entries))
 
 
 def _show_run(context: Context, run: admin_pb2.RunStatus) -> None:
-    output.show(run, tables.run_summary(run), context.as_json)
+    context.show(run, tables.run_summary(run))

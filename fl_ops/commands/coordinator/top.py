@@ -37,7 +37,7 @@ def top(context: Context) -> None:
     with context.connect() as client:
         first = read(client, server, Selection())
         if context.as_json or not (sys.stdout.isatty() and sys.stdin.isatty()):
-            output.show(_as_json(first), TopView(first, whole=True), context.as_json)
+            context.show(_as_json(first), TopView(first, whole=True))
             if not context.as_json:
                 print("fl top follows changes only where input and output are a terminal", file=sys.stderr)
             return

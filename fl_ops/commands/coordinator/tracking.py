@@ -14,7 +14,6 @@ from fl_ops.commands.options import Context, TrackerFlags, admin_command
 from fl_ops.environment import check_plotting
 from fl_ops.errors import Refused, UsageError
 from fl_ops.files import Target, check_free, written_whole
-from fl_ops.render import output
 from fl_ops.render.plot import Axis, draw
 
 
@@ -43,7 +42,7 @@ def plot(
             raise Refused(f"no round of {', '.join(drawn)} has an evaluation or a loss yet: nothing is drawn")
     facts = {"path": str(out), "runs": {run: len(curves.rounds) for run, curves in drawn.items()}, "by": by}
     counts = ", ".join(f"{run} ({counted(len(curves.rounds), 'round')})" for run, curves in drawn.items())
-    output.show(facts, f"{out}: {counts}", context.as_json)
+    context.show(facts, f"{out}: {counts}")
 
 
 @admin_command
@@ -75,9 +74,8 @@ def track(
     with context.connect() as client:
         tracked = LedgerTracking(client, run, trackers, once, report).run()
     places = ", ".join(tracked.places)
-    output.show(
+    context.show(
         {**asdict(tracked), "places": list(tracked.places)},
         f"{tracked.run_id} is {tracked.state}: {counted(tracked.rounds, 'round')}, "
         f"{counted(tracked.values, 'new value')}; {places}",
-        context.as_json,
     )

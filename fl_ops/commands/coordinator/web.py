@@ -18,7 +18,6 @@ from fl_common.settings import is_loopback
 from fl_ops.admin import settings
 from fl_ops.commands.options import Context, admin_command
 from fl_ops.errors import UsageError
-from fl_ops.render import output
 from protos.fl.v1 import admin_pb2
 
 DEFAULT_LISTEN = "127.0.0.1:7080"
@@ -64,7 +63,7 @@ async def _serve(context: Context, connection: settings.Connection, address: tup
     channel = open_channel(connection)
     identities = OneOperator(Reader(channel, partial(call_metadata, connection)))
     link = f"{page}login?code={identities.code}"
-    output.show({"address": page, "link": link}, lambda: f"{link}\nThe link lets one browser in.", context.as_json)
+    context.show({"address": page, "link": link}, lambda: f"{link}\nThe link lets one browser in.")
     try:
         await serve(guarded_app(identities, _HOW), listening)
     finally:
@@ -77,7 +76,7 @@ def _open(context: Context) -> None:
     with context.connect() as client:
         made = client.call(admin_pb2.CreateWebLinkRequest(), admin_pb2.CreateWebLinkResponse)
     until = f"\nOne browser can use it, until {units.moment(made.expires)}." if made.HasField("expires") else ""
-    output.show(made, lambda: f"{made.url}{until}", context.as_json)
+    context.show(made, lambda: f"{made.url}{until}")
 
 
 def _address(text: str) -> tuple[str, int]:
