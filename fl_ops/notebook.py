@@ -12,12 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from google.protobuf.json_format import MessageToDict
-
 from fl_common.certificates.tls_version import set_oldest_tls
 from fl_common.program import silence_libraries
-from fl_common.units import counted
-from fl_ops.admin import settings
 from fl_ops.admin.tls import oldest_tls
 from fl_ops.errors import UsageError
 
@@ -56,6 +52,8 @@ def connect(
         fl_ops.errors.UsageError: the values do not fit together, or a file cannot be read. Also if grpc was imported
             before the first call and the connection is not in plain text: then TLS 1.2 could not be refused.
     """
+    from fl_ops.admin import settings  # imported here, as all that takes time: every `fl` imports this module
+
     files = {"ca": ca, "cert": cert, "key": key, "token_file": token_file}
     paths = {name: None if value is None else Path(value) for name, value in files.items()}
     connection = settings.load(settings.Layer(server=server, insecure=insecure, **paths))  # type: ignore[arg-type] # these four are paths
@@ -136,6 +134,8 @@ class Run:
         """The coordinator's message (protos/fl/v1/admin.proto), for all that has no attribute here."""
 
     def __repr__(self) -> str:
+        from fl_common.units import counted
+
         return f"Run({self.id!r}, {self.state}, {counted(self.rounds_done, 'round')})"
 
     @property
@@ -158,6 +158,8 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """The run's file with all defaults, as nested dictionaries."""
+        from google.protobuf.json_format import MessageToDict
+
         return dict(MessageToDict(self.status.spec, preserving_proto_field_name=True))
 
     def refresh(self) -> Self:

@@ -39,7 +39,7 @@ class BufferedRun:
         if self._time is not None:
             self._cancel(cohort)  # an earlier work whose deadline has passed
             self._time.open(attempt)
-            cohort = tuple(client for client in cohort if self._time.delivers(client))
+            cohort = tuple(client for client in cohort if self._time.clock.delivers(client))
         deadline = self._federation.config.round.deadline_s
         self.updates.begin(RoundPosition(attempt.round, 0, attempt.attempt, deadline), cohort)
 

@@ -137,7 +137,7 @@ class Federation:
         self, place: RoundPosition, clients: Sequence[str]
     ) -> Generator[list[Contribution | NotDelivered], None, None]:
         """The same; results that are there at the same time come together."""
-        self.traffic.download_by(clients, self.bundles.names)
+        self.traffic.download(clients, self.bundles.names)
         for done in self.trained(place, clients):
             results = self.admitted(done, self.snapshot, place.exchange)
             for admitted in results:
@@ -206,7 +206,7 @@ class Federation:
         """
         if on == "held_out":
             with self.profile.part("bundles"), one_thread():
-                self.traffic.download_by(clients, self.bundles.of_evaluation)
+                self.traffic.download(clients, self.bundles.of_evaluation)
         if self.bundles.averaged() is not None:
             self._engine.begin(self.bundles.loaded_for_evaluation())
         for result in self.profile.waiting("evaluation on clients", self._engine.work(self._evaluation(clients, on))):

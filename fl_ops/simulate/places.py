@@ -9,7 +9,7 @@ from fl_ops.simulate.clients import SimulatedClients
 from fl_ops.simulate.engine_choice import EngineOptions
 from fl_ops.simulate.engines.pool import check_room
 from fl_ops.simulate.held_states import HeldStates
-from fl_ops.simulate.run_files import SimulatedStates, folder_of_states, folder_of_updates
+from fl_ops.simulate.run_files import ScratchFolder, SimulatedStates
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.methods import keeps_client_state
 from fl_server.run.evaluations import needs_metric
@@ -45,12 +45,12 @@ class Folders:
 
     def __init__(self, server: Engine, clients: Mapping[str, LocalTask], options: EngineOptions) -> None:
         config, of_round = server.config, sum(shape.size_bytes for shape in server.shapes)
-        self._updates = folder_of_updates(int(of_round * config.policy().drawn_of(len(clients))))
+        self._updates = ScratchFolder("updates", int(of_round * config.policy().drawn_of(len(clients))))
         self.path = self._updates.path
         """The folder for updates, and for other files of the engine."""
         keeps = keeps_client_state(config, server.algorithm)
         # Each state with the next one.
-        self._states = folder_of_states(2 * server.layout.size_bytes * len(clients) if keeps else 0)
+        self._states = ScratchFolder("states", 2 * server.layout.size_bytes * len(clients) if keeps else 0)
         alone = options.batched is not None and options.ranks is None
         path = self._states.path
         self.states = HeldStates(path, clients, options.device) if alone else SimulatedStates(path)

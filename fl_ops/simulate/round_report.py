@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fl_ops.simulate.federation import Federation
 from fl_ops.simulate.reports import Failure, RoundResult
-from fl_ops.simulate.system.simulated_time import SimulatedTime
+from fl_ops.simulate.system.clock import Clock
 from fl_ops.simulate.updates import Contribution, NotDelivered
 from fl_server.admission.client_rules import mean_epochs
 from fl_server.rounds import effects
@@ -20,7 +20,7 @@ from fl_server.run.round_statistics import ClientTransfers, why_short
 class RoundReport:
     """Makes the result of a round once it is committed and evaluated."""
 
-    def __init__(self, federation: Federation, undelivered: Undelivered, clock: SimulatedTime | None) -> None:
+    def __init__(self, federation: Federation, undelivered: Undelivered, clock: Clock | None) -> None:
         self._federation, self._undelivered, self._clock = federation, undelivered, clock
         self._counted: Sequence[Contribution] = ()
         self._closed: RoundState | None = None

@@ -33,8 +33,10 @@ _NEW_S = 60.0
 class ScratchFolder:
     """A folder until `cleanup`, or until the end of the process. Its process holds a lock in it."""
 
-    def __init__(self, kind: str, *, in_memory: bool) -> None:
-        parent = MEMORY_DISK if in_memory and MEMORY_DISK.is_dir() else Path(gettempdir())
+    def __init__(self, kind: str, size: int | None) -> None:
+        """size: of its files together, at most, in bytes. None: they are not in memory."""
+        in_memory = size is not None and MEMORY_DISK.is_dir() and size <= MEMORY_SHARE * free_memory()
+        parent = MEMORY_DISK if in_memory else Path(gettempdir())
         _remove_abandoned(parent)
         self._folder = TemporaryDirectory(prefix=f"{_PREFIX}{kind}-", dir=parent)
         self.path = Path(self._folder.name)
@@ -46,28 +48,9 @@ class ScratchFolder:
         self._lock.release()
 
 
-def folder_of_updates(size: int) -> ScratchFolder:
-    """A folder for a round's updates of this many bytes together."""
-    return ScratchFolder("updates", in_memory=_fits(size))
-
-
-def folder_of_states(size: int) -> ScratchFolder:
-    """A folder for client states of at most this many bytes together."""
-    return ScratchFolder("states", in_memory=_fits(size))
-
-
 def free_memory() -> int:
     """Bytes of files that memory has room for; 0 where it holds no files."""
     return shutil.disk_usage(MEMORY_DISK).free if MEMORY_DISK.is_dir() else 0
-
-
-def folder_of_a_rank() -> ScratchFolder:
-    """A folder for a rank's updates and client states."""
-    return ScratchFolder("rank", in_memory=False)
-
-
-def _fits(size: int) -> bool:
-    return MEMORY_DISK.is_dir() and size <= MEMORY_SHARE * free_memory()
 
 
 def _remove_abandoned(parent: Path) -> None:

@@ -97,7 +97,8 @@ class Simulation:
         self.point: RunPoint | None = None
         """What to save now: the run after its last round, or after its end. None during a commit and its evaluation."""
         self._undelivered = Undelivered(notify)
-        self._report = RoundReport(self.federation, self._undelivered, self._time)
+        clock = None if self._time is None else self._time.clock
+        self._report = RoundReport(self.federation, self._undelivered, clock)
 
     def _policy(self) -> RoundPolicy:
         algorithm = self.federation.engine.algorithm
@@ -172,7 +173,7 @@ class Simulation:
         self.federation.continue_from(point.federation)
         self._state, self._earlier_s = point.state, point.seconds
         if self._time is not None and point.clock is not None:
-            self._time.continue_from(point.clock)
+            self._time.clock.continue_from(point.clock)
         self._undelivered.latest = [*point.failures]
         self.point = point
         if self._state.phase is not Phase.ENDED:
@@ -182,7 +183,7 @@ class Simulation:
     def _point(self) -> RunPoint:
         seconds = time.monotonic() - self._began
         state = before_draw(self._state)
-        clock = None if self._time is None else self._time.point
+        clock = None if self._time is None else self._time.clock.point
         return RunPoint(self.federation.point, state, self.failures, seconds, clock)
 
     def with_last_measures(self, results: list[RoundResult]) -> None:
@@ -358,7 +359,7 @@ class Simulation:
 
     def _count_time(self) -> None:
         if self._state.wall_time_s and self.ending is None:
-            self._apply(ev.TimeUsed(time.monotonic() - self._began if self._time is None else self._time.now))
+            self._apply(ev.TimeUsed(time.monotonic() - self._began if self._time is None else self._time.clock.now))
 
     def _too_few_clients(self) -> str:
         """A coordinator would wait for more clients. A simulation has no others, so the run fails."""
@@ -366,7 +367,7 @@ class Simulation:
             return f"too few clients could deliver; the last one that could not: {self.failures[-1]}"
         if self._time is not None:
             return (
-                f"after {self._time.now:.0f} s of simulated time, too few clients are available, "
+                f"after {self._time.clock.now:.0f} s of simulated time, too few clients are available, "
                 f"{len(self._state.candidates)} of "
                 f"{len(self._members)}, and none of the others comes back in time"
             )

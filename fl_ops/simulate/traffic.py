@@ -59,18 +59,14 @@ class TrafficCounter:
         return self._beside(self._held.get(client, _NOTHING), bundles)
 
     def _beside(self, held: Names, bundles: Names) -> int:
-        return sum(self._bytes_of(name, size, held) for name, size in bundles.items() if name not in held)
+        needed = ((size, *self.offers.get(name, (None, size))) for name, size in bundles.items() if name not in held)
+        return sum(smaller if base in held else size for size, base, smaller in needed)
 
-    def _bytes_of(self, name: Name, size: int, held: Names) -> int:
-        base, smaller = self.offers.get(name, (None, size))
-        return smaller if base in held else size
+    def download(self, clients: Iterable[str], bundles: Names) -> int:
+        """Count what clients fetch for the bundles of an assignment. Returns the bytes.
 
-    def download(self, client: str, bundles: Names) -> int:
-        """Count what the client fetches for the bundles of an assignment. Returns the bytes."""
-        return self.download_by([client], bundles)
-
-    def download_by(self, clients: Iterable[str], bundles: Names) -> int:
-        """The same of several clients. Those that had the same assignment hold one and the same object."""
+        Those that had the same assignment hold one and the same object.
+        """
         known: dict[int, tuple[Names, int]] = {}
         total = 0
         for client in clients:

@@ -202,7 +202,6 @@ class BatchedEngine(LocalEngine):
             [ready.examples[number] for number in counted],
             [updates.losses[number] for number in counted],
             [updates.epochs[number] for number in counted],
-            seconds,
             held if len(counted) == len(ready.clients) else held.only(counted),
             [ready.own_batches[number] for number in counted],
         )

@@ -20,7 +20,7 @@ from algorithms.aggregate import squares_of_rows
 from fl_client.training.payloads import PlacedPayload
 from fl_ops.simulate.run_files import MEMORY_SHARE, free_memory
 from protos.codec import Entry
-from protos.fl.v1.training_pb2 import EpochMetrics, UpdateHeader
+from protos.fl.v1.training_pb2 import UpdateHeader
 
 NO_DIGEST = bytes(32)
 """Takes the place of the digest of bytes that are never sent."""
@@ -99,8 +99,6 @@ class TrainedTogether:
     """Numbers of the clients' training examples."""
     losses: Sequence[float | None]
     epochs: Sequence[Sequence[Mapping[str, float]]]
-    seconds: float
-    """The seconds of each client's training."""
     held: Rows
     own_batches: Sequence[int]
     """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
@@ -109,17 +107,6 @@ class TrainedTogether:
     def squares(self) -> Sequence[Sequence[float]]:
         """[clients][tensors]: see `Rows`."""
         return self.held.squares
-
-    def header_of(self, number: int) -> UpdateHeader:
-        """The header of one client's update."""
-        header = UpdateHeader()
-        header.CopyFrom(self.header)
-        header.num_steps, header.num_examples = self.steps[number], self.examples[number]
-        header.training_seconds = self.seconds
-        if (loss := self.losses[number]) is not None:
-            header.training_loss = loss
-        header.epochs.extend(EpochMetrics(values=values) for values in self.epochs[number])
-        return header
 
 
 def _values(data: Tensor, entry: Entry, start: int, count: int) -> Tensor:

@@ -50,27 +50,19 @@ class Ranks:
 
     def send(self, to: int, head: Head, buffers: Sequence[Buffer] = ()) -> None:
         """Send a message to one rank. Raises Refused if that rank has ended."""
-        text = json.dumps(head).encode()
+        text = json.dumps([head, [len(each) for each in buffers]]).encode()
         with _lost_ranks():
-            dist.send(torch.tensor([len(text), len(buffers)]), to)
-            dist.send(_tensor(text), to)
-            if buffers:
-                dist.send(torch.tensor([len(each) for each in buffers]), to)
-            for each in buffers:
-                if len(each):
-                    dist.send(_tensor(each), to)
+            dist.send(torch.tensor([len(text)]), to)
+            for each in (text, *filter(len, buffers)):
+                dist.send(_tensor(each), to)
 
     def receive(self, source: int) -> Message:
         """The next message of a rank. Raises Refused if that rank has ended."""
         with _lost_ranks():
-            counts = torch.empty(2, dtype=torch.int64)
-            dist.recv(counts, source)
-            head, buffers = (int(each) for each in counts)
-            text = _received(head, source)
-            sizes = torch.empty(buffers, dtype=torch.int64)
-            if buffers:
-                dist.recv(sizes, source)
-            return Message(json.loads(text), [_received(int(size), source) for size in sizes])
+            length = torch.empty(1, dtype=torch.int64)
+            dist.recv(length, source)
+            head, sizes = json.loads(_received(int(length), source))
+            return Message(head, [_received(size, source) for size in sizes])
 
     def broadcast(self, data: Buffer | None, size: int) -> bytearray:
         """Give all ranks the buffer of rank 0, of `size` bytes. Other ranks give None."""

@@ -18,7 +18,7 @@ from fl_ops.simulate.engines.engine import EngineContext, LocalEngine, Order
 from fl_ops.simulate.engines.held import TrainedTogether
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
-from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles, folder_of_a_rank
+from fl_ops.simulate.run_files import ScratchFolder, SimulatedStates, UpdateFiles
 from fl_server.aggregation.methods import optimizer_spec
 from fl_tasks import fingerprint
 
@@ -53,7 +53,7 @@ def serve(ranks: Ranks, prepared: PreparedRun, make: Callable[[EngineContext], L
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     with ExitStack() as stack:
-        scratch = folder_of_a_rank()
+        scratch = ScratchFolder("rank", None)
         stack.callback(scratch.cleanup)
         context = EngineContext(
             prepared.clients,

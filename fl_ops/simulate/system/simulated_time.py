@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from algorithms import ClientContext
 from fl_ops.simulate.federation import Federation
-from fl_ops.simulate.system.clock import Amount, Clock, ClockPoint, Course
+from fl_ops.simulate.system.clock import Amount, Clock, Course
 from fl_ops.simulate.system.devices import Devices
 from fl_ops.simulate.traffic import Names
 from fl_server.aggregation.methods import local_in
@@ -84,28 +84,14 @@ class SimulatedTime:
         self._devices, self._federation = devices, federation
         self._config = federation.config
         self._each_draw = self._config.round.close == "buffer"
-        self._clock = Clock(devices, each_draw=self._each_draw)
+        self.clock = Clock(devices, each_draw=self._each_draw)
         self._workload = Workload(federation)
         self._assigned: dict[str, Names] = {}
         self._waits = 0
 
-    @property
-    def now(self) -> float:
-        """Simulated seconds since the start of the run."""
-        return self._clock.now
-
-    @property
-    def point(self) -> ClockPoint:
-        """The time after a round."""
-        return self._clock.point
-
-    def continue_from(self, point: ClockPoint) -> None:
-        """Go on from the time after a round."""
-        self._clock.continue_from(point)
-
     def eligible(self, clients: Iterable[str]) -> tuple[str, ...]:
         """Those of the clients that are there."""
-        return self._devices.present(clients, self.now)
+        return self._devices.present(clients, self.clock.now)
 
     def carry_out(self, command: effects.Effect) -> None:
         """The clients that a command is for begin or stop their work."""
@@ -119,31 +105,27 @@ class SimulatedTime:
         """The cohort of an attempt begins its work, and the deadline starts."""
         self._waits = 0
         self._assigned |= dict.fromkeys(attempt.cohort, self._federation.bundles.names)
-        self._clock.assign(
+        self.clock.assign(
             attempt.cohort,
             lambda client: self._workload.training(attempt.exchange, client),
             (attempt.round, attempt.exchange, attempt.attempt),
             self._config.round.deadline_s,
         )
 
-    def delivers(self, client: str) -> bool:
-        """Whether a client that works finishes, if nothing ends its work."""
-        return self._clock.delivers(client)
-
     def deliveries(self, most: int) -> list[str]:
         """The clients that deliver next before the deadline, in this order: `most` at most."""
-        return [one.client for one in self._clock.deliveries(most)]
+        return [one.client for one in self.clock.deliveries(most)]
 
     def go_on(self) -> str | ev.ClientDroppedOut | ev.DeadlinePassed | ev.TimeUsed | None:
         """Go to what happens next: a client delivers, or another event. None: nobody works, with a buffer only."""
-        happening = self._clock.upcoming()
+        happening = self.clock.upcoming()
         if happening is None:
             return None
         limit = self._config.stop.wall_time_s
         if limit and happening.at > limit:
-            self._clock.wait_until(limit)
-            return ev.TimeUsed(self.now)
-        self._clock.take(happening)
+            self.clock.wait_until(limit)
+            return ev.TimeUsed(self.clock.now)
+        self.clock.take(happening)
         if happening.course is None:
             return ev.DeadlinePassed(happening.names[0], happening.names[2]) if self._each_draw else ev.DeadlinePassed()
         client = happening.course.client
@@ -154,19 +136,19 @@ class SimulatedTime:
 
     def cancel(self, clients: Iterable[str]) -> None:
         """These clients stop their work."""
-        for course in self._clock.cancel(clients):
+        for course in self.clock.cancel(clients):
             self._interrupted(course)
 
     def commit(self) -> None:
         """The server's own work of a round is done."""
-        self._clock.wait_until(self.now + self._devices.section.server_s)
+        self.clock.wait_until(self.clock.now + self._devices.section.server_s)
 
     def evaluate(self, round_: int, drawn: Sequence[str], *, awaited: bool) -> list[str]:
         """Clients begin to evaluate. Returns those of them that deliver metrics.
 
         awaited: whether the next round waits for the metrics; the time goes on to the last of them then.
         """
-        courses, until = self._clock.evaluate(
+        courses, until = self.clock.evaluate(
             drawn, self._workload.evaluation, (round_,), self._config.evaluation.clients_deadline_s
         )
         for course in courses:
@@ -174,7 +156,7 @@ class SimulatedTime:
                 self._assigned[course.client] = self._federation.bundles.of_evaluation
                 self._interrupted(course, until)
         if awaited:
-            self._clock.wait_until(until)
+            self.clock.wait_until(until)
         return [course.client for course in courses if course.delivers]
 
     def wait(self, state: RoundState, usable: Collection[str]) -> ev.Event | None:
@@ -185,15 +167,15 @@ class SimulatedTime:
         self._waits += 1
         present = self.eligible(usable)
         if state.goal and not state.out.isdisjoint(present):
-            self._clock.wait_until(self.now + effects.RETRY_S)
+            self.clock.wait_until(self.clock.now + effects.RETRY_S)
             return ev.RetryDue()
-        comes = self._devices.next_arrival(usable, self.now)
+        comes = self._devices.next_arrival(usable, self.clock.now)
         if comes is None or self._waits > MOST_WAITS:
             return None
-        self._clock.wait_until(comes)
+        self.clock.wait_until(comes)
         return ev.RosterChanged(self.eligible(usable), settled=True)
 
     def _interrupted(self, course: Course, until: float = math.inf) -> None:
         """Count the bytes that were transferred for nothing, and what the client holds of them."""
-        down, up = course.transferred(min(self.now, until))
+        down, up = course.transferred(min(self.clock.now, until))
         self._federation.traffic.interrupted(course.client, self._assigned[course.client], down, up)

@@ -92,7 +92,7 @@ def test_an_error_leaves_no_file(simulated: Simulated, places: tuple[Path, Path]
 
 def test_folders_of_killed_processes_are_removed(places: tuple[Path, Path]) -> None:
     """A folder whose lock nobody holds goes with the next start; one in use and one that is new stay."""
-    used = ScratchFolder("states", in_memory=True)
+    used = ScratchFolder("states", 0)
     for name in ("old", "new"):
         folder = places[0] / f"fl-scratch-{name}"
         folder.mkdir()
@@ -100,7 +100,7 @@ def test_folders_of_killed_processes_are_removed(places: tuple[Path, Path]) -> N
     before = time.time() - 3600
     for folder in (used.path, places[0] / "fl-scratch-old"):
         os.utime(folder / ".in-use", (before, before))
-    other = ScratchFolder("updates", in_memory=True)
+    other = ScratchFolder("updates", 0)
     assert {path.name for path in places[0].iterdir()} == {used.path.name, other.path.name, "fl-scratch-new"}
     used.cleanup()
     other.cleanup()
