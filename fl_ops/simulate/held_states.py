@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from algorithms import tree
 from algorithms.base import Memory
 from fl_client.storage.client_state_store import NextState
 from fl_ops.simulate.engines.held import free_bytes
-from fl_ops.simulate.run_files import MEMORY_SHARE, SimulatedStates
+from fl_ops.simulate.run_files import MEMORY_SHARE, SimulatedStates, mapped, mapped_next
 
 _CPU = torch.device("cpu")
 
@@ -31,8 +31,8 @@ class HeldStates(SimulatedStates):
         self._numbers = {client: number for number, client in enumerate(clients)}
         self._device = device
         self._limits = [(place, int(MEMORY_SHARE * free_bytes(place))) for place in dict.fromkeys((device, _CPU))]
-        self._tables: dict[tuple[str, str], Tensor] | None = None
-        """The tables by symbol and name; empty if they fit nowhere, None before the first state."""
+        self._tables: Memory | None = None
+        """The tables; empty if they fit nowhere, None before the first state."""
         self._rows: set[str] = set()
         """Clients whose state is in the tables."""
         self._files: set[str] = set()
@@ -43,43 +43,37 @@ class HeldStates(SimulatedStates):
     def get(self, client: str) -> Memory | None:
         """See `SimulatedStates.get`. The tensors are the caller's."""
         if client in self._rows and self._tables is not None:
-            memory: dict[str, dict[str, Tensor]] = {}
-            for (symbol, name), table in self._tables.items():
-                memory.setdefault(symbol, {})[name] = table[self._numbers[client]].clone()
-            return memory
+            number = self._numbers[client]
+            return mapped(self._tables, lambda table: table[number].clone())
         return super().get(client) if client in self._files else None
 
     def get_group(self, clients: Sequence[str], initial: Memory) -> Memory | None:
         """See `SimulatedStates.get_group`."""
         missing = [number for number, client in enumerate(clients) if client not in self._rows]
         if len(missing) == len(clients) and self._files.isdisjoint(clients):
-            return {
-                symbol: tree.map(lambda it: it.expand(len(clients), *it.shape), tensors)
-                for symbol, tensors in initial.items()
-            }
+            return mapped(initial, lambda it: it.expand(len(clients), *it.shape))
         if not self._files.isdisjoint(clients) or self._tables is None or not self._fits(initial):
             return None
         numbers = [self._numbers[client] for client in clients]
-        memory: dict[str, dict[str, Tensor]] = {}
-        for (symbol, name), table in self._tables.items():
-            rows = tree.rows_of(table, numbers).to(self._device)
-            if missing:
-                rows[tree.uploaded(missing, torch.int64, self._device)] = initial[symbol][name]
-            memory.setdefault(symbol, {})[name] = rows
+        memory = mapped(self._tables, lambda table: tree.rows_of(table, numbers).to(self._device))
+        if missing:
+            without = tree.uploaded(missing, torch.int64, self._device)
+            for symbol, tensors in memory.items():
+                for name, rows in tensors.items():
+                    rows[without] = initial[symbol][name]
         return memory
 
     def put_next(self, client: str, state: NextState) -> None:
         """See `SimulatedStates.put_next`."""
         if self._accepts(state.at_one):
-            self._next[client] = NextState(_one_row(state.at_one), _one_row(state.at_zero)), 0
+            self._next[client] = mapped_next(state, lambda it: it.detach().unsqueeze(0)), 0
         else:
             super().put_next(client, state)
             self._next_files.add(client)
 
     def put_next_group(self, clients: Sequence[str], state: NextState) -> None:
         """See `SimulatedStates.put_next_group`. The tensors are kept as they are until the round counts."""
-        first = {symbol: tree.map(lambda it: it[0], tensors) for symbol, tensors in state.at_one.items()}
-        if self._accepts(first):
+        if self._accepts(mapped(state.at_one, lambda it: it[0])):
             self._next.update({client: (state, number) for number, client in enumerate(clients)})
         else:
             super().put_next_group(clients, state)
@@ -100,10 +94,11 @@ class HeldStates(SimulatedStates):
         self._files.update(client for client, _ in filed)
         self._rows.difference_update(client for client, _ in filed)
         for (_, clip_factor), (state, clients, rows) in held.items():
-            memory = NextState(_rows_of(state.at_one, rows), _rows_of(state.at_zero, rows)).at(clip_factor)
+            memory = mapped_next(state, partial(_rows, rows)).at(clip_factor)
             numbers = [self._numbers[client] for client in clients]
-            for (symbol, name), table in (self._tables or {}).items():
-                table[tree.uploaded(numbers, torch.int64, table.device)] = memory[symbol][name].to(table.device)
+            for symbol, tensors in (self._tables or {}).items():
+                for name, table in tensors.items():
+                    table[tree.uploaded(numbers, torch.int64, table.device)] = memory[symbol][name].to(table.device)
             self._rows.update(clients)
             self._files.difference_update(clients)
             self.changed.update(clients)
@@ -115,9 +110,7 @@ class HeldStates(SimulatedStates):
     def path(self, client: str) -> Path:
         """See `SimulatedStates.path`. A state in memory is written now."""
         if client in self._rows and (memory := self.get(client)) is not None:
-            self._replace(
-                client, {symbol: {name: it.cpu() for name, it in memory[symbol].items()} for symbol in memory}
-            )
+            self._replace(client, mapped(memory, lambda it: it.cpu()))
         return super().path(client)
 
     def put(self, client: str, file: Path) -> None:
@@ -151,36 +144,27 @@ class HeldStates(SimulatedStates):
             self._tables = self._made_for(memory)
         return self._fits(memory)
 
-    def _made_for(self, state: Memory) -> dict[tuple[str, str], Tensor]:
+    def _made_for(self, state: Memory) -> Memory:
         """Tables for states like this one."""
         count = len(self._numbers)
         size = sum(it.nbytes for tensors in state.values() for it in tensors.values())
-        for place, limit in self._limits:
-            if 2 * size * count <= limit:  # with the next ones
-                pinned = place != self._device
-                return {
-                    (symbol, name): torch.empty(count, *it.shape, dtype=it.dtype, device=place, pin_memory=pinned)
-                    for symbol, tensors in state.items()
-                    for name, it in tensors.items()
-                }
-        return {}
+        place = next((place for place, limit in self._limits if 2 * size * count <= limit), None)  # with the next ones
+        if place is None:
+            return {}
+        make = partial(torch.empty, device=place, pin_memory=place != self._device)
+        return {
+            symbol: {name: make(count, *it.shape, dtype=it.dtype) for name, it in tensors.items()}
+            for symbol, tensors in state.items()
+        }
 
     def _fits(self, memory: Memory) -> bool:
         """Whether the tables have a row for a state like this one."""
-        tensors = {(symbol, name): it for symbol, named in memory.items() for name, it in named.items()}
-        tables = self._tables or {}
-        return (
-            bool(tables)
-            and tensors.keys() == tables.keys()
-            and all((it.dtype, it.shape) == (tables[key].dtype, tables[key].shape[1:]) for key, it in tensors.items())
-        )
+        return bool(self._tables) and _form(memory) == _form(mapped(self._tables or {}, lambda table: table[0]))
 
 
-def _one_row(memory: Memory) -> Memory:
-    return {symbol: tree.map(lambda it: it.detach().unsqueeze(0), tensors) for symbol, tensors in memory.items()}
+def _form(memory: Memory) -> dict[str, dict[str, object]]:
+    return {symbol: {name: (it.dtype, it.shape) for name, it in memory[symbol].items()} for symbol in memory}
 
 
-def _rows_of(memory: Memory, numbers: list[int]) -> Memory:
-    return {
-        symbol: tree.map(lambda it: tree.rows_of(it.detach(), numbers), tensors) for symbol, tensors in memory.items()
-    }
+def _rows(numbers: list[int], tensor: torch.Tensor) -> torch.Tensor:
+    return tree.rows_of(tensor.detach(), numbers)

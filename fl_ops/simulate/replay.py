@@ -185,13 +185,21 @@ class Replay:
     def rounds(self) -> Iterator[ReplayedRound]:
         """Replay every committed round, up to the first model that differs. Raises UsageError, Refused."""
         for commit in self._ledger.commits(self._run_id):
-            replayed = self._round(commit)
+            try:
+                accepted, differing = self._repeat(commit)
+            except Diverged as error:
+                raise Refused(f"round {commit.round}: {error}") from error
+            replayed = ReplayedRound(
+                commit.round, tuple(accepted), commit.model_digest, self._federation.digest, commit.averaged_digest,
+                self._federation.averaged_digest, tuple(dict.fromkeys(differing)),
+            )  # fmt: skip
             yield replayed
             if not replayed.same:
                 return
 
-    def _round(self, commit: CommitRecord) -> ReplayedRound:
-        federation, differing = self._federation, []
+    def _repeat(self, commit: CommitRecord) -> tuple[list[str], list[str]]:
+        """Commit the model of a round. Returns the accepted clients and those that differ. Raises Diverged."""
+        federation, differing = self._federation, list[str]()
         if commit.state_epoch != federation.state_epoch:
             federation.restart_states(commit.state_epoch)
         last = len(federation.engine.algorithm.exchanges) - 1
@@ -205,12 +213,11 @@ class Replay:
             differing += self._work(commit, exchange, in_ledger)
             if exchange < last:
                 federation.reduce(exchange, accepted)
-        self._step(commit, accepted)
+        if not accepted and federation.config.client_privacy is None:
+            raise _no_updates(commit)
+        federation.step(accepted, commit.attempts - 1)
         federation.commit(accepted)
-        return ReplayedRound(
-            commit.round, tuple(accepted), commit.model_digest, federation.digest, commit.averaged_digest,
-            federation.averaged_digest, tuple(dict.fromkeys(differing)),
-        )  # fmt: skip
+        return accepted, differing
 
     def _work(self, commit: CommitRecord, exchange: int, in_ledger: Sequence[tuple[str, bytes]]) -> list[str]:
         """Train the clients of an accepted list. Returns those that sent another update here than in the ledger.
@@ -240,13 +247,9 @@ class Replay:
                 "[simulation] the names and the partition of the run, or use the daemons' files with --client-configs"
             )
 
-    def _step(self, commit: CommitRecord, accepted: list[str]) -> None:
-        if not accepted and self._federation.config.client_privacy is None:
-            raise Refused(f"round {commit.round}: the ledger has no accepted updates of it")
-        try:
-            self._federation.step(accepted, commit.attempts - 1)
-        except Diverged as error:
-            raise Refused(f"round {commit.round}: {error}") from error
+
+def _no_updates(commit: CommitRecord) -> Refused:
+    return Refused(f"round {commit.round}: the ledger has no accepted updates of it")
 
 
 class BufferedReplay(Replay):
@@ -264,8 +267,8 @@ class BufferedReplay(Replay):
             for client, version, _ in taken:
                 self._wanted.setdefault(version, set()).add(client)
 
-    def _round(self, commit: CommitRecord) -> ReplayedRound:
-        federation, updates, round_ = self._federation, self._updates, commit.round
+    def _repeat(self, commit: CommitRecord) -> tuple[list[str], list[str]]:
+        updates, round_ = self._updates, commit.round
         if beginning := sorted(self._wanted.get(round_, ()), key=str.encode):
             self._check_known(beginning, round_)
             for client in beginning:
@@ -274,7 +277,7 @@ class BufferedReplay(Replay):
         clients = [client for client, _, _ in self._taken[round_]]
         versions = [version for _, version, _ in self._taken[round_]]
         if not clients:
-            raise Refused(f"round {round_}: the ledger has no accepted updates of it")
+            raise _no_updates(commit)
         differing = []
         for client, version, digest in self._taken[round_]:
             self._arrive(client, version)
@@ -282,15 +285,9 @@ class BufferedReplay(Replay):
             updates.clip(client, version, 1.0 if record is None else record.clip_factor)
             if updates.of([client], [version])[0].digest != digest:
                 differing.append(client)
-        try:
-            updates.step(clients, versions)
-        except Diverged as error:
-            raise Refused(f"round {round_}: {error}") from error
+        updates.step(clients, versions)
         updates.commit(clients, versions)
-        return ReplayedRound(
-            round_, tuple(clients), commit.model_digest, federation.digest, commit.averaged_digest,
-            federation.averaged_digest, tuple(dict.fromkeys(differing)),
-        )  # fmt: skip
+        return clients, differing
 
     def _arrive(self, client: str, version: int | None = None) -> None:
         """The update of a client's work is in the buffer, if the client works; of this version, if one is given."""

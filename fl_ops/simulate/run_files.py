@@ -5,13 +5,16 @@ The folders are in memory if their files are small, otherwise on disk, and are r
 
 from __future__ import annotations
 
+import operator
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
+
+from torch import Tensor
 
 from algorithms import tree
 from algorithms.base import Memory
@@ -134,7 +137,7 @@ class SimulatedStates:
     def put_next_group(self, clients: Sequence[str], state: NextState) -> None:
         """`put_next` of several clients. state: tensors [clients, ...]."""
         for number, client in enumerate(clients):
-            self.put_next(client, NextState(_row(state.at_one, number), _row(state.at_zero, number)))
+            self.put_next(client, mapped_next(state, operator.itemgetter(number)))
 
     def promote(self, counted: Iterable[tuple[str, float]]) -> None:
         """A round counted with these clients and factors: the next states that there are replace their states."""
@@ -227,5 +230,11 @@ class SimulatedStates:
         return self._folder / kind / file_name("a client's id", client)  # of a replayed ledger, too
 
 
-def _row(memory: Memory, number: int) -> Memory:
-    return {symbol: tree.map(lambda it: it[number], tensors) for symbol, tensors in memory.items()}
+def mapped(memory: Memory, function: Callable[[Tensor], Tensor]) -> Memory:
+    """A client's state with `function` applied to each of its tensors."""
+    return {symbol: tree.map(function, tensors) for symbol, tensors in memory.items()}
+
+
+def mapped_next(state: NextState, function: Callable[[Tensor], Tensor]) -> NextState:
+    """The same for a next state."""
+    return NextState(mapped(state.at_one, function), mapped(state.at_zero, function))

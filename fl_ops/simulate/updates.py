@@ -128,7 +128,7 @@ def admit_together(engine: Engine, collecting: Collecting, done: TrainedTogether
     for registered, numbers in alike.items():
         gate = build_gate(engine, collecting, done.clients[numbers[0]], registered)
         buffers = None if facts is None else [facts[number] for number in numbers]
-        usual = gate.usual_norms([done.squares[number] for number in numbers], buffers)
+        usual = gate.usual_norms([done.held.squares[number] for number in numbers], buffers)
         results.update(zip(numbers, _admitted(gate, done, dict(zip(numbers, usual, strict=True))), strict=True))
     return [results[number] for number in range(len(done.clients))]
 
@@ -153,7 +153,7 @@ def _admitted(
                 gate.check_form(done.header)
                 formed = True
             sent = True
-            checked = gate.check_values(update, done.squares[number]) if norms is None else norms
+            checked = gate.check_values(update, done.held.squares[number]) if norms is None else norms
         except UpdateRefused as refusal:
             yield _refused(client, refusal, sent=sent)
             continue

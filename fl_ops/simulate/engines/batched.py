@@ -35,6 +35,7 @@ from fl_ops.simulate.engines.engine import Client, Done, EngineContext, Failed, 
 from fl_ops.simulate.engines.groups import Groups, GroupSizes, Ready
 from fl_ops.simulate.engines.held import NO_DIGEST, DeviceMemory, TrainedTogether
 from fl_ops.simulate.engines.pool import OnDevice, Pool
+from fl_ops.simulate.run_files import mapped_next
 from fl_tasks.batches import seed_everything
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
@@ -231,13 +232,7 @@ class BatchedEngine(LocalEngine):
             return
         both = NextState.of_both(*states)
         if len(counted) < len(ready.clients):
-            rows = [*counted]
-            both = NextState(
-                *(
-                    {symbol: tree.map(lambda it: tree.rows_of(it, rows), tensors) for symbol, tensors in memory.items()}
-                    for memory in (both.at_one, both.at_zero)
-                )
-            )
+            both = mapped_next(both, lambda it: tree.rows_of(it, [*counted]))
         self._context.states.put_next_group([ready.clients[number][0] for number in counted], both)
 
     def _answers(self, common: Assignment, ready: Ready) -> Updates:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from algorithms import tree
-from algorithms.base import Memory
 from algorithms.batched.batches import Plan, Planned, check_work, drawn_ahead
 from algorithms.batched.choice import bytes_of_client
 from algorithms.batched.contexts import Contexts
@@ -32,6 +31,7 @@ from fl_ops.simulate.engines.client_work import Assigned, ClientWork, one_thread
 from fl_ops.simulate.engines.engine import Bundles, Client, EngineContext, Failed
 from fl_ops.simulate.engines.held import free_bytes
 from fl_ops.simulate.engines.pool import Pool, Pooled
+from fl_ops.simulate.run_files import mapped
 from fl_tasks.batches import plan_batches
 from protos.encodings import PLAIN
 from protos.fl.v1.training_pb2 import Assignment
@@ -139,19 +139,11 @@ class Groups:
         if not algorithm.keeps_client_state:
             return Contexts(replace(first, state={}, omega=1.0), omegas)
         device, common = self._device, replace(first, state={}, omega=1.0)
-        initial = {
-            symbol: tree.map(lambda it: it.to(device), tensors)
-            for symbol, tensors in algorithm.client_init(trainable_views(work.model)).items()
-        }
+        initial = mapped(algorithm.client_init(trainable_views(work.model)), lambda it: it.to(device))
         if (together := self._context.states.get_group(clients, initial)) is not None:
             return Contexts(common, omegas, together)
-        states: list[Memory] = [
-            {
-                symbol: tree.map(lambda it: it.to(device), tensors)
-                for symbol, tensors in state_of(algorithm, work.model, self._context.states.get(client)).items()
-            }
-            for client in clients
-        ]
+        own = (state_of(algorithm, work.model, self._context.states.get(client)) for client in clients)
+        states = [mapped(state, lambda it: it.to(device)) for state in own]
         return Contexts.of_clients(
             [replace(first, state=state, omega=omega) for state, omega in zip(states, omegas, strict=True)]
         )

@@ -103,11 +103,6 @@ class TrainedTogether:
     own_batches: Sequence[int]
     """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
 
-    @property
-    def squares(self) -> Sequence[Sequence[float]]:
-        """[clients][tensors]: see `Rows`."""
-        return self.held.squares
-
 
 def _values(data: Tensor, entry: Entry, start: int, count: int) -> Tensor:
     """A range of a tensor in the bytes of updates, [..., size]."""

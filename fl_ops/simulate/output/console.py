@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
@@ -55,10 +54,10 @@ class _Run:
 class ProgressLines:
     """A line for each seed that is being simulated."""
 
-    def __init__(self, progress: Progress, runs: Mapping[int, tuple[int, str]]) -> None:
-        """runs: rounds and metric of each seed."""
+    def __init__(self, progress: Progress, jobs: Sequence[Job]) -> None:
         self._progress = progress
-        self._runs = {seed: _Run(rounds, metric) for seed, (rounds, metric) in runs.items()}
+        stops = {job.seed: job.config.run.stop for job in jobs}
+        self._runs = {seed: _Run(stop.rounds, stop.metric) for seed, stop in stops.items()}
         self._tasks: dict[int, TaskID] = {}
 
     def show(self, seed: int, step: Step) -> None:
@@ -80,14 +79,6 @@ class ProgressLines:
             self._progress.remove_task(self._tasks.pop(seed))
 
 
-@contextmanager
-def progress_lines(console: Console, runs: Mapping[int, tuple[int, str]]) -> Iterator[ProgressLines]:
-    """Lines at the bottom of a terminal until the context ends; nothing elsewhere. runs: as for ProgressLines."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield ProgressLines(progress, runs)
-
-
 def simulate(
     jobs: Sequence[Job], processes: int, console: Console, also: OnReport = lambda _: None
 ) -> list[SeedResult]:
@@ -98,8 +89,10 @@ def simulate(
     results: dict[int, SeedResult] = {}
     shown: set[str] = set()
 
-    stops = {job.seed: job.config.run.stop for job in jobs}
-    with progress_lines(console, {seed: (stop.rounds, stop.metric) for seed, stop in stops.items()}) as lines:
+    # At the bottom of a terminal, and nothing elsewhere.
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        lines = ProgressLines(progress, jobs)
 
         def show(report: Report) -> None:
             also(report)

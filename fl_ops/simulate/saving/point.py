@@ -46,21 +46,22 @@ class RunPoint:
     """Its simulated time, if it has any."""
 
 
+_KEPT = ("round", "over_selection", "ending", "failed_by")
+"""Fields of a state that are saved as they are."""
+
+
 def before_draw(state: RoundState) -> RoundState:
     """The state before the first draw of its round. It draws the same cohort again, as soon as it has a roster."""
     phase = state.phase if state.phase in (Phase.EVALUATING, Phase.ENDED) else Phase.SELECTING
     return RoundState(
         state.policy,
         state.rounds,
-        round=state.round,
         phase=phase,
         members=state.members,
-        over_selection=state.over_selection,
         awaited=state.awaited,
-        ending=state.ending,
-        failed_by=state.failed_by,
         wall_time_s=state.wall_time_s,
         draws=state.draws - (state.goal > 0 and phase is Phase.SELECTING),
+        **{name: getattr(state, name) for name in _KEPT},
     )
 
 
@@ -69,13 +70,10 @@ def facts_of(point: RunPoint) -> dict[str, Any]:
     state, federation = point.state, point.federation
     return {
         "state": {
-            "round": state.round,
+            **{name: getattr(state, name) for name in _KEPT},
             "phase": state.phase.value,
             "members": sorted(state.members),
-            "over_selection": state.over_selection,
             "awaited": sorted(state.awaited),
-            "ending": state.ending,
-            "failed_by": state.failed_by,
             "draws": state.draws,
         },
         "failures": list(point.failures),
@@ -91,17 +89,9 @@ def facts_of(point: RunPoint) -> dict[str, Any]:
 def point_of(facts: Mapping[str, Any], snapshot: Snapshot, first: RoundState) -> RunPoint:
     """The inverse of `facts_of`. first: the state in which a new run of the same settings begins."""
     values = facts["state"]
-    state = replace(
-        first,
-        round=values["round"],
-        phase=Phase(values["phase"]),
-        members=frozenset(values["members"]),
-        over_selection=values["over_selection"],
-        awaited=frozenset(values["awaited"]),
-        ending=None if values["ending"] is None else tuple(values["ending"]),
-        failed_by=values["failed_by"],
-        draws=values["draws"],
-    )
+    sets = {name: frozenset(values[name]) for name in ("members", "awaited")}
+    ending = None if values["ending"] is None else tuple(values["ending"])
+    state = replace(first, **{**values, **sets, "phase": Phase(values["phase"]), "ending": ending})
     offers = {_name(name): (_name(base), size) for name, base, size in facts["offers"]}
     norms = NormHistory()
     norms.put_back(facts["norms"])
