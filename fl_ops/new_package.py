@@ -74,13 +74,9 @@ def _check_name(name: str) -> None:
 def _words(name: str, template: Template) -> dict[str, str]:
     return {
         "DEPENDENCIES": ", ".join(f'"{package}"' for package in ("impetus-fl", *template.needs)),
-        "SUBJECT": template.subject,
-        "LAYOUT": template.layout,
-        "ALGORITHM": template.algorithm,
-        "LOCAL": template.local,
+        **{word.upper(): str(value) for word, value in vars(template).items() if word != "needs"},
         "PACKAGE": name,
         "TASK": _class_name(name),
-        "RATE": str(template.rate),
     }
 
 

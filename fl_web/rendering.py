@@ -62,7 +62,7 @@ def environment() -> Environment:
         event_detail=words.event_detail, event_tone=words.event_tone, event_words=words.event_words,
         failed=client_work.failed, iso=iso, known=words.known, label_texts=client.label_texts,
         mark_words=words.mark_words, measured=units.measured, metric_of=rounds.metric_of,
-        metric_title=units.metric_title, moment=moment, NOTHING=NOTHING, percent=percent, plain=units.plain,
+        metric_title=units.metric_title, moment=moment, NOTHING=NOTHING, plain=units.plain,
         device_metric=release.device_metric,
         release_devices=release.devices_text, release_from=release.round_text, release_labels=release.labels_text,
         release_metric=release.metric_text, release_rules=release.rules_text, release_state=release.state_text,

@@ -64,6 +64,14 @@ class AdminCalls:
                 return
             request.page_token = page.next_page_token
 
+    def whole(self, request: Any, response: type[Response], entries: str) -> Response:
+        """The first page of a list, with the entries of all pages. entries: the name of their field."""
+        first, *others = self.pages(request, response)
+        for page in others:
+            getattr(first, entries).extend(getattr(page, entries))
+        first.ClearField("next_page_token")
+        return first
+
     def call(self, request: Message, response: type[Response], seconds: float = 0.0) -> Response:
         """The response to a request.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import BinaryIO, Self
 
 from blake3 import blake3
@@ -39,11 +40,15 @@ class AdminClient:
         self._calls.close()
 
 
-class RunCalls:
-    """The runs: made, read, watched and steered."""
+@dataclass(frozen=True)
+class _Calls:
+    """The calls of one subject."""
 
-    def __init__(self, calls: AdminCalls) -> None:
-        self._calls = calls
+    _calls: AdminCalls
+
+
+class RunCalls(_Calls):
+    """The runs: made, read, watched and steered."""
 
     def create_run(self, spec: admin_pb2.RunSpec) -> admin_pb2.CreateRunResponse:
         """Create a run; with what its creator should know of it."""
@@ -51,8 +56,7 @@ class RunCalls:
 
     def list_runs(self) -> list[admin_pb2.RunStatus]:
         """All runs, in the coordinator's order."""
-        pages = self._calls.pages(admin_pb2.ListRunsRequest(), admin_pb2.ListRunsResponse)
-        return [run for page in pages for run in page.runs]
+        return list(self._calls.whole(admin_pb2.ListRunsRequest(), admin_pb2.ListRunsResponse, "runs").runs)
 
     def get_run(self, run_id: str, newest: int | None = None) -> admin_pb2.GetRunResponse:
         """One run and its newest committed rounds. newest: how many; None for all."""
@@ -62,8 +66,7 @@ class RunCalls:
             return response
         first = 0 if newest is None else max(0, response.run.rounds_done - newest)
         rounds = admin_pb2.ListRoundsRequest(run_id=run_id, first_round=first)
-        for page in self._calls.pages(rounds, admin_pb2.ListRoundsResponse):
-            response.rounds.extend(page.rounds)
+        response.rounds.extend(self._calls.whole(rounds, admin_pb2.ListRoundsResponse, "rounds").rounds)
         return response
 
     def watch_run(self, run_id: str, first_round: int | None = None) -> Iterator[admin_pb2.WatchRunResponse]:
@@ -74,11 +77,7 @@ class RunCalls:
     def list_evaluations(self, run_id: str, round_: int | None) -> admin_pb2.ListEvaluationsResponse:
         """The clients' evaluations of a round; None: of the newest evaluated round."""
         request = admin_pb2.ListEvaluationsRequest(run_id=run_id, round=round_)
-        first, *others = self._calls.pages(request, admin_pb2.ListEvaluationsResponse)
-        for page in others:
-            first.evaluations.extend(page.evaluations)
-        first.ClearField("next_page_token")
-        return first
+        return self._calls.whole(request, admin_pb2.ListEvaluationsResponse, "evaluations")
 
     def pause_run(self, run_id: str) -> admin_pb2.RunStatus:
         """Start no new round after the current one."""
@@ -99,11 +98,8 @@ _FROM_THE_FIRST = {
 }  # fmt: skip
 
 
-class ClientCalls:
+class ClientCalls(_Calls):
     """The clients of the roster, and what an operator decides about them."""
-
-    def __init__(self, calls: AdminCalls) -> None:
-        self._calls = calls
 
     def list_clients(
         self,
@@ -132,24 +128,17 @@ class ClientCalls:
 
     def ban_client(self, client_id: str, reason: str) -> admin_pb2.ClientStatus:
         """Refuse a client from now on."""
-        return self._calls.call(
-            admin_pb2.BanClientRequest(client_id=client_id, reason=reason), admin_pb2.BanClientResponse
-        ).client
+        request = admin_pb2.BanClientRequest(client_id=client_id, reason=reason)
+        return self._calls.call(request, admin_pb2.BanClientResponse).client
 
     def forget_client(self, client_id: str) -> bool:
         """Remove a client from the roster. Returns whether it was banned and stays so."""
-        return bool(
-            self._calls.call(
-                admin_pb2.ForgetClientRequest(client_id=client_id), admin_pb2.ForgetClientResponse
-            ).still_banned
-        )
+        request = admin_pb2.ForgetClientRequest(client_id=client_id)
+        return self._calls.call(request, admin_pb2.ForgetClientResponse).still_banned
 
 
-class ModelCalls:
+class ModelCalls(_Calls):
     """The models of runs, as streams of chunks."""
-
-    def __init__(self, calls: AdminCalls) -> None:
-        self._calls = calls
 
     def export_model(self, run_id: str, which: str, model: str = "") -> Iterator[admin_pb2.ExportModelResponse]:
         """Header and chunks of a model. which: "latest", "best" or a round's number. model: "averaged" or committed."""
@@ -167,30 +156,21 @@ class ModelCalls:
     def list_releases(self, model: str = "", kind: str = "model") -> list[admin_pb2.ReleaseStatus]:
         """The releases of a model or package, or of all of a kind, the newest first."""
         request = admin_pb2.ListReleasesRequest(model=model, kind=kind)
-        pages = self._calls.pages(request, admin_pb2.ListReleasesResponse)
-        return [release for page in pages for release in page.releases]
+        return list(self._calls.whole(request, admin_pb2.ListReleasesResponse, "releases").releases)
 
     def get_release(self, model: str, version: int = 0, kind: str = "model") -> admin_pb2.GetReleaseResponse:
         """One release of a model or package and all its devices. version: 0 for the newest."""
         request = admin_pb2.GetReleaseRequest(model=model, version=version, kind=kind)
-        first, *others = self._calls.pages(request, admin_pb2.GetReleaseResponse)
-        for page in others:
-            first.devices.extend(page.devices)
-        first.ClearField("next_page_token")
-        return first
+        return self._calls.whole(request, admin_pb2.GetReleaseResponse, "devices")
 
 
-class HistoryCalls:
+class HistoryCalls(_Calls):
     """The history of runs and clients, and the audit log."""
-
-    def __init__(self, calls: AdminCalls) -> None:
-        self._calls = calls
 
     def list_history(self, subject: str, limit: int) -> list[admin_pb2.HistoryEntry]:
         """The newest `limit` history entries of a run or client, oldest first; 0: the coordinator's limit."""
         request = admin_pb2.ListHistoryRequest(subject=subject, limit=limit)
-        pages = self._calls.pages(request, admin_pb2.ListHistoryResponse)
-        return [entry for page in pages for entry in page.entries]
+        return list(self._calls.whole(request, admin_pb2.ListHistoryResponse, "entries").entries)
 
     def watch_history(self) -> Iterator[admin_pb2.WatchHistoryResponse]:
         """New entries of the history, without end."""
@@ -201,22 +181,18 @@ class HistoryCalls:
         return self._calls.pages(request, admin_pb2.ListAuditResponse)
 
 
-class AccessCalls:
+class AccessCalls(_Calls):
     """Who may call: tokens for devices, certificates, links to the page, and the caller itself."""
-
-    def __init__(self, calls: AdminCalls) -> None:
-        self._calls = calls
 
     def list_enrollments(self) -> list[admin_pb2.EnrollmentToken]:
         """All tokens, the newest first."""
-        pages = self._calls.pages(admin_pb2.ListEnrollmentsRequest(), admin_pb2.ListEnrollmentsResponse)
-        return [token for page in pages for token in page.enrollments]
+        request, response = admin_pb2.ListEnrollmentsRequest(), admin_pb2.ListEnrollmentsResponse
+        return list(self._calls.whole(request, response, "enrollments").enrollments)
 
     def list_certificates(self, name: str = "") -> list[admin_pb2.CertificateStatus]:
         """The certificates of a client, or all, the newest first."""
         request = admin_pb2.ListCertificatesRequest(name=name)
-        pages = self._calls.pages(request, admin_pb2.ListCertificatesResponse)
-        return [certificate for page in pages for certificate in page.certificates]
+        return list(self._calls.whole(request, admin_pb2.ListCertificatesResponse, "certificates").certificates)
 
     def list_authorities(self) -> admin_pb2.ListAuthoritiesResponse:
         """The authorities of certificates, with the clients that depend on each."""

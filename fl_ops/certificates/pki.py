@@ -112,26 +112,9 @@ class LeafRequest:
         return Pair(self.directory, f"{self.role}-{self.name}", self.force)
 
 
-@dataclass(frozen=True)
-class RenewalRequest:
-    """Leaves to renew: those of `holders` (file stems; empty: all) in `source` that end within `within` days."""
-
-    source: Path
-    holders: tuple[str, ...]
-    within: int | None
-    days: int
-
-
 def init(directory: Path, name: str, days: int) -> Issued:
     """Make an authority in a folder. Raises UsageError."""
-    try:
-        authority = ca.make_authority(name, ca.Validity(_now(), days))
-    except ValueError as exc:
-        raise UsageError(str(exc)) from exc
-    make_folder(directory)
-    pair = Pair(directory, AUTHORITY)
-    pair.write(authority.certificate, authority.key, "certificates of this authority are in use; choose another --dir")
-    return Issued(pair, authority.certificate)
+    return make_authority(Pair(directory, AUTHORITY), name, days)
 
 
 def init_for_role(directory: Path, role: str, days: int) -> Issued:
@@ -141,11 +124,20 @@ def init_for_role(directory: Path, role: str, days: int) -> Issued:
     """
     first = load_authority(Pair(directory, AUTHORITY)).certificate
     name = f"{first.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value!s:.50} {role}s"
-    authority = ca.make_authority(name, ca.Validity(_now(), days), role)
-    pair = Pair(directory, f"{AUTHORITY}-{role}")
-    pair.write(authority.certificate, authority.key, "certificates of this authority are in use; choose another --dir")
+    issued = make_authority(Pair(directory, f"{AUTHORITY}-{role}"), name, days, role)
     if role in CALLERS:
         write_client_bundle(directory)
+    return issued
+
+
+def make_authority(pair: Pair, name: str, days: int, role: str = "") -> Issued:
+    """Make an authority with these files. role: the only one of its leaves; empty: any. Raises UsageError."""
+    try:
+        authority = ca.make_authority(name, ca.Validity(_now(), days), role)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+    make_folder(pair.directory)
+    pair.write(authority.certificate, authority.key, "certificates of this authority are in use; choose another --dir")
     return Issued(pair, authority.certificate)
 
 
@@ -187,16 +179,28 @@ def server_hosts(hosts: Sequence[str], services: Sequence[str]) -> tuple[str, ..
     return all_names
 
 
-def renew(directory: Path, request: RenewalRequest) -> list[Issued]:
-    """Issue new leaves with new keys to the same holders, in the authority's folder. Raises UsageError."""
+def renew(
+    directory: Path, days: int, *, source: Path | None = None, holders: Sequence[str] = (), within: int | None = None
+) -> list[Issued]:
+    """Issue new leaves with new keys to the same holders, in the authority's folder.
+
+    Args:
+        directory: of the authority.
+        days: of the new leaves.
+        source: the folder of the old leaves; None: the same.
+        holders: file stems of leaves; none: all.
+        within: only leaves that end within so many days.
+
+    Raises UsageError.
+    """
     authority = load_authority(Pair(directory, AUTHORITY))
-    last = _now() + timedelta(days=request.within) if request.within else datetime.max.replace(tzinfo=UTC)
+    last = _now() + timedelta(days=within) if within else datetime.max.replace(tzinfo=UTC)
     renewed = []
-    for stem, old in _leaves(request.source, request.holders):
+    for stem, old in _leaves(source or directory, holders):
         if old.not_valid_after_utc > last:
             continue
         try:
-            certificate, key = ca.issue(authority, ca.identity_of(old), ca.Validity(_now(), request.days))
+            certificate, key = ca.issue(authority, ca.identity_of(old), ca.Validity(_now(), days))
         except ValueError as exc:
             raise UsageError(f"{stem}: {exc}") from exc
         pair = Pair(directory, stem, replace=True)

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fl_common.certificates.leaf import Authority, Leaf, Period, is_issuer, period_of, sign_leaf
 from fl_common.certificates.names import ROLES, Holder
 from fl_ops.certificates import ca
-from fl_ops.certificates.pki import AUTHORITY, Pair, load_authority, write_client_bundle
+from fl_ops.certificates.pki import AUTHORITY, Pair, load_authority, make_authority, write_client_bundle
 from fl_ops.errors import UsageError
 from fl_ops.files import PRIVATE, Target, written_whole
 
@@ -124,12 +124,8 @@ class Rotation:
     def _made(self, days: int) -> Authority:
         names = self.old.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
         name = _following_name(str(names[0].value) if names else "Impetus CA")
-        try:
-            made = ca.make_authority(name, ca.Validity(datetime.now(UTC), days), self._role)
-        except ValueError as exc:
-            raise UsageError(str(exc)) from exc
-        self._next.write(made.certificate, made.key, "")
-        return made
+        make_authority(self._next, name, days, self._role)
+        return load_authority(self._next)
 
     def _write_certificates(self, *authorities: x509.Certificate) -> None:
         with written_whole(Target(self.directory / f"{self.stem}.crt", replace=True)) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,20 +31,23 @@ def opened_model(path: Path) -> Iterator[BinaryIO]:
     """A safetensors file, open for reading. Raises UsageError for another file, of which nothing is sent."""
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            text = file.read(length) if length <= min(_MOST_BYTES, path.stat().st_size) else b""
-            if not isinstance(parse_json(text), dict):
+            if not isinstance(parse_json(_header(file)), dict):
                 raise ValueError("its header is no table")
             yield file
     except (OSError, ValueError) as error:
         raise UsageError(f"initial_model: expected a safetensors file, got {path}: {error}") from error
 
 
+def _header(file: BinaryIO) -> bytes:
+    """The text of the header; empty if it is longer than the file or than the format allows."""
+    length, size = int.from_bytes(file.read(_LENGTH_BYTES), "little"), os.fstat(file.fileno()).st_size
+    return file.read(length) if length <= min(_MOST_BYTES, size) else b""
+
+
 def frozen_digest(path: Path) -> str:
     """Digest of the frozen parameters that the file leaves out; empty for none, and for a file of another format."""
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        text = file.read(length) if length <= min(_MOST_BYTES, path.stat().st_size) else b""
+        text = _header(file)
     try:
         metadata = parse_json(text)["__metadata__"]
     except (ValueError, KeyError, TypeError):

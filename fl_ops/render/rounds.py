@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -206,7 +206,3 @@ class TargetCost:
             f"{units.size(self.reached.bytes_down)} down, {units.size(self.reached.bytes_up)} up, "
             f"{units.duration(self.reached.seconds)}"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as JSON values; `reached` is null if no round reached the target."""
-        return asdict(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -39,6 +40,36 @@ class EndFacts:
     state: str
     reason: str
     time: float
+
+
+class TrackedRun:
+    """One run at one place. By itself a place has no models and no end."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        raise NotImplementedError
+
+    def write(self, round_: RoundFacts) -> int:
+        """Write the values that are not there; returns their number."""
+        raise NotImplementedError
+
+    def lacks_model(self, name: str, digest: str) -> bool:
+        """Whether the place wants the file of this model, such as "best"."""
+        del name, digest
+        return False
+
+    def add_model(self, path: Path, digest: str) -> None:
+        """Keep a model's file, whose stem is its name."""
+
+    def reopen(self) -> None:
+        """The run has not ended, even if it had before."""
+
+    def finish(self, end: EndFacts) -> None:
+        """The run has ended."""
+
+    def close(self) -> None:
+        """Nothing more will be written by this process."""
 
 
 def dotted(values: Mapping[str, Any], before: str = "") -> dict[str, str]:

@@ -6,8 +6,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from google.protobuf.json_format import MessageToDict
 
@@ -15,11 +16,11 @@ from fl_common.units import counted
 from fl_ops.admin import watching
 from fl_ops.admin.client import AdminClient
 from fl_ops.errors import NotFound, Unreachable
-from fl_ops.exports.download import receive
+from fl_ops.exports.download import Parts, receive
 from fl_ops.files import Target, file_name
 from fl_ops.render.watching import Lost, exit_code
-from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts, dotted
-from fl_ops.trackers.opening import TrackedRun, Trackers
+from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts, TrackedRun, dotted
+from fl_ops.trackers.opening import Trackers
 from fl_server.store.checkpoints import AVERAGED, COMMITTED
 from fl_web.facts.rounds import EVALUATED, Round, is_of_clients, last_epoch, seconds_of
 from fl_web.facts.words import run_state
@@ -57,14 +58,6 @@ def lacks_evaluation(spec: admin_pb2.EvaluationSpec, summary: admin_pb2.RoundSum
     own = spec.every and number % spec.every == 0 and all(map(is_of_clients, metrics))
     clients = not secure and spec.clients_every and number % spec.clients_every == 0 and EVALUATED not in metrics
     return bool(own or clients)
-
-
-class _Model(NamedTuple):
-    """A model of a run. which: "latest" or "best"; digest: empty if the run has none."""
-
-    which: str
-    kind: str
-    digest: str
 
 
 @dataclass(frozen=True)
@@ -151,28 +144,27 @@ class LedgerTracking:
     def _finish(self, run: admin_pb2.RunStatus) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for which, summary in (("latest", run.latest), ("best", run.best)):
-                self._add_model(_Model(which, COMMITTED, summary.model_digest), Path(folder) / f"{which}.safetensors")
-                averaged = Path(folder) / f"{which}-averaged.safetensors"
-                self._add_model(_Model(which, AVERAGED, summary.averaged_digest), averaged)
+                for kind, suffix, digest in (
+                    (COMMITTED, "", summary.model_digest), (AVERAGED, "-averaged", summary.averaged_digest),
+                ):  # fmt: skip
+                    parts = partial(self.client.models.export_model, self.run_id, which, kind)
+                    self._add_model(Path(folder) / f"{which}{suffix}.safetensors", digest, parts)
         end = EndFacts(run_state(run.state), run.reason, seconds_of(run.ended))
         for place in self._places:
             place.finish(end)
 
-    def _add_model(self, model: _Model, path: Path) -> None:
-        places = [place for place in self._places if model.digest and place.lacks_model(path.stem, model.digest)]
+    def _add_model(self, path: Path, digest: str, parts: Callable[[], Parts]) -> None:
+        """Give a model to the places that lack it. path: for its file; digest: empty if the run has none."""
+        places = [place for place in self._places if digest and place.lacks_model(path.stem, digest)]
         if not places:
             return
         try:
-            self._patiently(lambda: self._export(model, path))
+            self._patiently(lambda: receive(parts(), Target(path, replace=True)))
         except NotFound as error:
             self.report(f"the {path.stem} model is not there any more: {error}")
             return
         for place in places:
-            place.add_model(path, model.digest)
-
-    def _export(self, model: _Model, path: Path) -> admin_pb2.ExportHeader:
-        parts = self.client.models.export_model(self.run_id, model.which, model.kind)
-        return receive(parts, Target(path, replace=True))
+            place.add_model(path, digest)
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Repeat a call while there is no connection."""

@@ -29,7 +29,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from fl_ops.errors import Refused
-from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts
+from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts, TrackedRun
 
 EXPERIMENT = "impetus"
 NAME, IDENTITY, STATE, REASON, MODEL = (
@@ -48,7 +48,7 @@ _RUNNING = "RUNNING"
 T = TypeVar("T")
 
 
-class MlflowRun:
+class MlflowRun(TrackedRun):
     """One run's entry in MLflow."""
 
     def __init__(self, uri: str, run: RunFacts) -> None:
@@ -94,9 +94,6 @@ class MlflowRun:
         self._try(lambda: self._client.log_artifact(self._id, str(path), "model"))
         # After the file: a tag without its file would keep a later call from logging it.
         self._try(lambda: self._client.set_tag(self._id, tag, digest))
-
-    def close(self) -> None:
-        """Does nothing: no connection is open."""
 
     @property
     def _id(self) -> str:

@@ -7,44 +7,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 
 from fl_common.extras import install_hint
 from fl_ops.errors import UsageError
-from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts
-
-
-class TrackedRun(Protocol):
-    """One run at one place."""
-
-    @property
-    def place(self) -> str:
-        """Where it is, for people."""
-        ...
-
-    def write(self, round_: RoundFacts) -> int:
-        """Write the values that are not there; returns their number."""
-        ...
-
-    def lacks_model(self, name: str, digest: str) -> bool:
-        """Whether the place wants the file of this model, such as "best"."""
-        ...
-
-    def add_model(self, path: Path, digest: str) -> None:
-        """Keep a model's file, whose stem is its name."""
-        ...
-
-    def reopen(self) -> None:
-        """The run has not ended, even if it had before."""
-        ...
-
-    def finish(self, end: EndFacts) -> None:
-        """The run has ended."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more will be written by this process."""
-        ...
+from fl_ops.trackers.facts import RunFacts, TrackedRun
 
 
 @dataclass(frozen=True)

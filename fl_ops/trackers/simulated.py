@@ -17,8 +17,8 @@ from fl_ops.errors import OpsError, Refused
 from fl_ops.simulate.output.results import AVERAGED_MODEL, MODEL, SeedResult
 from fl_ops.simulate.reports import RoundResult
 from fl_ops.simulate.seeds import Job, Report
-from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts, dotted
-from fl_ops.trackers.opening import TrackedRun, Trackers
+from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts, TrackedRun, dotted
+from fl_ops.trackers.opening import Trackers
 from fl_server.store.errors import file_digest
 from fl_web.facts.rounds import grouped, is_of_clients, last_values, metric_groups
 from protos.digests import digest_text

@@ -19,14 +19,14 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from fl_common.files import FileLock, FileLocked
 from fl_ops.errors import Refused, UsageError
 from fl_ops.files import file_name
-from fl_ops.trackers.facts import EndFacts, RoundFacts, RunFacts
+from fl_ops.trackers.facts import RoundFacts, RunFacts, TrackedRun
 
 IDENTITY, LOCK = "impetus-run.txt", ".impetus-lock"
 _TEXT = "settings"
 
 
-class TensorBoardRun:
-    """The event files of one run."""
+class TensorBoardRun(TrackedRun):
+    """The event files of one run. They have no end and no models."""
 
     def __init__(self, place: Path, run: RunFacts) -> None:
         """place: the folder that TensorBoard shows; the run's files go into a folder with its name.
@@ -63,20 +63,6 @@ class TensorBoardRun:
             self._writer.flush()
         self._written |= {(name, round_.round) for name in new}
         return len(new)
-
-    def reopen(self) -> None:
-        """Event files have no end."""
-
-    def finish(self, end: EndFacts) -> None:
-        """Event files have no end."""
-
-    def lacks_model(self, name: str, digest: str) -> bool:
-        """Event files have no models."""
-        del name, digest
-        return False
-
-    def add_model(self, path: Path, digest: str) -> None:
-        """Event files have no models."""
 
     def close(self) -> None:
         """Close the file and release the folder."""

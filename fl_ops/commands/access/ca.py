@@ -225,7 +225,7 @@ def renew(
     """
     from fl_ops.certificates import pki
 
-    renewed = pki.renew(directory, pki.RenewalRequest(source or directory, tuple(holder or ()), within, days))
+    renewed = pki.renew(directory, days, source=source, holders=holder or (), within=within)
     lines = [
         f"made {certificate.pair.certificate} and {certificate.pair.key}, until {certificate.not_after[:10]}"
         for certificate in renewed

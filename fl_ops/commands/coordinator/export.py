@@ -5,9 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 from blake3 import blake3
@@ -29,20 +28,10 @@ if TYPE_CHECKING:
     from fl_tasks import Task
 
 
-class Model(StrEnum):
-    """Which model of a round."""
-
-    COMMITTED = "committed"
-    AVERAGED = "averaged"
-
-
-class Format(StrEnum):
-    """The formats in which a model can be exported."""
-
-    WHOLE = "whole"
-    ADAPTER = "adapter"
-    TRAINABLE = "trainable"
-    ONNX = "onnx"
+Model = Literal["committed", "averaged"]
+"""Which model of a round."""
+Format = Literal["whole", "adapter", "trainable", "onnx"]
+"""The formats in which a model can be exported."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +45,9 @@ class ModelFlags(FlagGroup):
         Model,
         typer.Option(
             help="committed: the model that clients train from; averaged: the mean of the committed models up to the"
-            " round, of a run with [averaging]."
+            r" round, of a run with \[averaging]."
         ),
-    ] = Model.COMMITTED
+    ] = "committed"
     form: Annotated[
         Format,
         typer.Option(
@@ -66,7 +55,7 @@ class ModelFlags(FlagGroup):
             help="whole: the state_dict; adapter: for peft.PeftModel.from_pretrained; trainable: without frozen"
             " parameters; onnx: a graph with all values, which is compared with the model.",
         ),
-    ] = Format.WHOLE
+    ] = "whole"
     estimate: Annotated[
         bool,
         typer.Option(
@@ -79,8 +68,8 @@ class ModelFlags(FlagGroup):
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A run's file, whose [task] is imported if the export needs the model. Without it, only a built-in or"
-            " installed task is.",
+            help=r"A run's file, whose \[task] is imported if the export needs the model. Without it, only a built-in"
+            " or installed task is.",
         ),
     ] = None
 
@@ -88,8 +77,8 @@ class ModelFlags(FlagGroup):
         """Raises UsageError."""
         if self.which not in {"latest", "best"} and not (self.which.isascii() and self.which.isdigit()):
             raise UsageError(f"--round: expected latest, best or a round's number, got {self.which!r}")
-        if self.estimate and self.form is not Format.WHOLE:
-            raise UsageError(f"--estimate-statistics: expected --format whole, got {self.form.value}")
+        if self.estimate and self.form != "whole":
+            raise UsageError(f"--estimate-statistics: expected --format whole, got {self.form}")
 
 
 @admin_command
@@ -105,10 +94,10 @@ def export(
     target = Target(out, replace=force)
     check_free(target, "choose another --out, or use --force")
     with context.connect() as client:
-        writer = _folder if wanted.form is Format.ADAPTER else _file
+        writer = _folder if wanted.form == "adapter" else _file
         header, size, digest = writer(_Export(client, run, wanted), target)
-    facts = {"path": str(out), "run_id": run, "model": wanted.model.value, "size_bytes": size, "digest": digest}
-    which_one = f"{'averaged model of ' if wanted.model is Model.AVERAGED else ''}round {header.round.round}"
+    facts = {"path": str(out), "run_id": run, "model": wanted.model, "size_bytes": size, "digest": digest}
+    which_one = f"{'averaged model of ' if wanted.model == 'averaged' else ''}round {header.round.round}"
     text = f"{out}: {run}, {which_one}, {units.size(size)}, {digest}"
     context.show({**facts, "round": output.to_json(header.round)}, units.plain(text))
 
@@ -121,7 +110,7 @@ class _Export:
 
     def parts(self) -> Iterator[admin_pb2.ExportModelResponse]:
         """The model from the coordinator."""
-        return self.client.models.export_model(self.run, self.wanted.which, self.wanted.model.value)
+        return self.client.models.export_model(self.run, self.wanted.which, self.wanted.model)
 
     def task(self) -> Task:
         """The run's task, as the user's file or the coordinator names it."""
@@ -142,13 +131,13 @@ def _file(export: _Export, target: Target) -> _Exported:
 
     def finish(file: BinaryIO, path: Path) -> None:
         lacks_frozen = bool(frozen_digest(path))
-        if wanted.form is not Format.ONNX and lacks_frozen != (wanted.form is Format.WHOLE) and not wanted.estimate:
+        if wanted.form != "onnx" and lacks_frozen != (wanted.form == "whole") and not wanted.estimate:
             return  # it has what is asked for
         from fl_ops.exports import formats, onnx_graph  # imported here: they load torch
 
         write = formats.write_whole if lacks_frozen else formats.write_trained
         write = formats.write_estimated if wanted.estimate else write
-        write = onnx_graph.write_onnx if wanted.form is Format.ONNX else write
+        write = onnx_graph.write_onnx if wanted.form == "onnx" else write
         with formats.rewriting(file, target.path.parent) as model:
             write(path, model, export.task())
         changed.append(target.path)

@@ -15,7 +15,6 @@ from fl_common.released import FORMS, PURPOSE, digest_text
 from fl_common.settings import SettingsError
 from fl_common.signatures import SigningKey, make_key, read_key
 from fl_ops.commands import completion
-from fl_ops.commands.coordinator.export import Model
 from fl_ops.commands.options import Context, admin_command, command, labels_of
 from fl_ops.errors import UsageError
 from fl_ops.exports.bundle import bundled
@@ -73,7 +72,7 @@ class WhatFlags(FlagGroup):
     ] = "whole"
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A run's file, whose [task] is imported if the form needs the model."),
+        typer.Option(metavar="FILE", help=r"A run's file, whose \[task] is imported if the form needs the model."),
     ] = None
     name: Annotated[
         str, typer.Option(metavar="MODEL", help="The model's name on devices. Empty: that of the run's task.")
@@ -195,9 +194,7 @@ def create(
             of = spec.task if what.config is None else read_run(what.config).task
             return task_of(of.name, MessageToDict(of.options), trusted=what.config is not None)
 
-        parts = client.models.export_model(
-            run, what.which, (Model.AVERAGED if what.averaged else Model.COMMITTED).value
-        )
+        parts = client.models.export_model(run, what.which, "averaged" if what.averaged else "committed")
         with bundled(parts, what.form, task) as bundle:
             base = {"model": name, "version": newest + 1, "run": run, "task": spec.task.name, "form": what.form}
             described = bundle.described({**base, "labels": labels, "personal": list(spec.personal)}).to_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -109,7 +110,7 @@ def show(
     del response.rounds[: -(limit or len(response.rounds) or 1)]
     result: output.Result = response
     if target is not None and cost is not None:
-        result = {**output.to_json(response), "target": cost.to_json()}
+        result = {**output.to_json(response), "target": asdict(cost)}
     context.show(result, lambda: tables.run_details(response, cost, details=details))
 
 

@@ -112,7 +112,7 @@ def test_the_new_authority_issues_and_renews(folder: Path) -> None:
     assert is_issuer(old, early)
     sign(folder)
     late = pki.issue(pki.LeafRequest(folder, "viewer", "late", 90, force=False)).certificate
-    renewed = pki.renew(folder, pki.RenewalRequest(folder, ("viewer-early",), None, 90))
+    renewed = pki.renew(folder, 90, holders=["viewer-early"])
     assert is_issuer(usable(folder), late)
     assert is_issuer(usable(folder), renewed[0].certificate)
 
