@@ -22,16 +22,15 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import torch
 
+from benchmarks.crowds.processes import worker_pool
 from benchmarks.table import markdown
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import parse_simulation
@@ -161,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--arms", nargs="*", default=list(ARMS))
     parser.add_argument("--out", type=Path, default=RESULTS)
     case = parser.parse_args(arguments)
-    with ProcessPoolExecutor(case.processes, mp_context=get_context("forkserver")) as pool:
+    with worker_pool(case.processes, "forkserver") as pool:
         tried = [cell for arm in case.arms for cell in cells(arm)]
         scores: list[float] = []
         for cell, found in zip(tried, pool.map(run, [Job(cell, SEARCH_SEED, True) for cell in tried]), strict=True):

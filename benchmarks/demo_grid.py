@@ -25,13 +25,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
+from benchmarks.crowds.processes import worker_pool
 from fl_ops.demo.settings import BATCH_SIZE, DIRICHLET_ALPHA, LAST, METRICS, STEPS, DemoSettings, Method
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import parse_simulation
@@ -131,7 +131,7 @@ def _last(runs: list[list[float]]) -> dict[str, Any]:
 def main() -> None:
     """Search, check, and write the file."""
     began = time.monotonic()
-    with ProcessPoolExecutor(PROCESSES, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with worker_pool(PROCESSES) as pool:
         search = Search(pool, SEEDS, validate=True)
         rows = {name: search.measure(methods, SEARCH_DECAY) for name, methods in cells().items()}
         best = [max(of_one, key=lambda row: row["averaged"]["mean"]) for of_one in rows.values()]

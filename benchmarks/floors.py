@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from benchmarks.crowds.processes import running
 from protos.wire import CHUNK_BYTES, client_options, server_options
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -64,32 +65,17 @@ def grpc_floor(traffic: Traffic) -> Iterator[tuple[int, Callable[[], tuple[float
         used: list[float] = here.recv()
         return statistics.median(seconds[1:]), (used[-1] - used[0]) / (len(used) - 1)
 
-    with _running(_serve_grpc, (there, traffic)):
+    with running(_serve_grpc, [(there, traffic)]):
         yield here.recv(), result
 
 
 def _median_turn(serve: Callable[..., None], client: Callable[..., None], traffic: Traffic) -> float:
     here, there = _SPAWN.Pipe()
-    with _running(serve, (there, traffic)):
+    with running(serve, [(there, traffic)]):
         port = here.recv()
-        with _running(client, (port, traffic), traffic.clients):
+        with running(client, [(port, traffic)] * traffic.clients):
             seconds: list[float] = here.recv()
             return statistics.median(seconds)
-
-
-@contextmanager
-def _running(work: Callable[..., None], arguments: tuple[object, ...], count: int = 1) -> Iterator[None]:
-    """Processes that run `work`; all of them end with the block."""
-    processes = [_SPAWN.Process(target=work, args=arguments, daemon=True) for _ in range(count)]
-    for process in processes:
-        process.start()
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join()
 
 
 class _Turns:

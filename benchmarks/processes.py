@@ -46,10 +46,10 @@ class Processes:
             with child.process:  # waits, and closes the pipe
                 pass
 
-    def start(self, name: str, program: str, config: Path) -> Child:
-        """Start `python -m program --config config`, which finds the benchmarks' own tasks."""
+    def start(self, name: str, program: str, config: Path, *more: str) -> Child:
+        """Start `python -m program --config config MORE`, which finds the benchmarks' own tasks."""
         found = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, "-P", __file__, program, "--config", str(config)]
+        command = [sys.executable, "-P", __file__, program, "--config", str(config), *more]
         return self.run(name, command, {"PYTHONPATH": found})
 
     def run(

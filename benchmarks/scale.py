@@ -89,10 +89,8 @@ def started(deployment: Deployment, number: int) -> Child:
     """A worker that serves."""
     settings = deployment.folder / f"worker-{number}.toml"
     settings.write_text('metrics_listen = ""\n')
-    command = [sys.executable, "-P", "-m", "fl_server", "--role", "data"]
-    files = ["--config", str(deployment.folder / "server.toml"), "--config", str(settings)]
-    root = str(Path(__file__).parents[1])
-    child = deployment.processes.run(f"worker-{number}", command + files, {"PYTHONPATH": root})
+    as_worker = ("--config", str(settings), "--role", "data")
+    child = deployment.processes.start(f"worker-{number}", "fl_server", deployment.folder / "server.toml", *as_worker)
     seconds_until(lambda: '"serving"' in child.log.read_text() or child.process.poll() is not None, "a worker serves")
     if child.process.poll() is not None:
         raise SystemExit(f"a worker has ended: {child.log.read_text()[-2000:]}")

@@ -49,7 +49,6 @@ ALLOWED: Mapping[str, dict[str, str]] = {
     },
     "fl_ops/demo/processes.py": {"multiprocessing": "the demo's coordinator and daemons"},
     "fl_ops/demo/child.py": {
-        "multiprocessing": "a child watches its parent",
         "runpy.run_module": "one of our programs, named by the demo itself",
     },
     "fl_ops/demo/faulty_client.py": {"runpy.run_module": "our daemon, whose task is spoilt for the demo"},

@@ -14,14 +14,14 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.crowds.processes import worker_pool
 from benchmarks.table import markdown
 from fl_ops.simulate.clients import prepare
 from fl_ops.simulate.settings import parse_simulation
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = {(run["method"], run["case"], run["seed"]) for run in done}
     cases, seeds = list(GROUPS[options.cases]()), SEEDS[: options.seeds]
     missing = [(case, seed) for seed in seeds for case in cases if (case.method, case.name, seed) not in known]
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+    with worker_pool(options.processes) as pool:
         futures = [pool.submit(run, options.task, options.data_root, case, seed) for case, seed in missing]
         for number, future in enumerate(as_completed(futures), start=1):
             done.append(future.result())

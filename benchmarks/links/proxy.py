@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
+from benchmarks.crowds.processes import running
 from benchmarks.links.link import Link, TokenBucket
 
 _HOST = "127.0.0.1"
@@ -29,18 +30,12 @@ START_S = 30.0
 @contextmanager
 def proxy(address: str, link: Link) -> Iterator[str]:
     """Serve a proxy to host:port while the block runs. Yields the proxy's host:port."""
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=_main, args=(address, link, there), daemon=True)
-    process.start()
-    there.close()
-    try:
+    here, there = multiprocessing.Pipe()
+    with running(_main, [(address, link, there)]):
+        there.close()
         if not here.poll(START_S):
             raise SystemExit(f"expected the proxy's port within {START_S:g} s")
         yield f"{_HOST}:{here.recv()}"
-    finally:
-        process.terminate()
-        process.join()
 
 
 def _main(address: str, link: Link, ready: Connection) -> None:

@@ -14,12 +14,12 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 
 import algorithms as fl
+from benchmarks.crowds.processes import worker_pool
 from fl_server.aggregation.privacy import Mechanism, PrivateSum
 from fl_server.aggregation.reduction import Reduction
 from fl_server.aggregation.updates import AcceptedUpdates, UpdateShape
@@ -99,7 +99,7 @@ def _seconds(reduction: Reduction) -> float:
 
 
 def _in_a_process(folder: Path, values: int, private: bool) -> float:
-    with ProcessPoolExecutor(1, _SPAWN) as pool:
+    with worker_pool(1) as pool:
         return pool.submit(_growth, folder, values, private).result()
 
 

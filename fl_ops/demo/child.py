@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import runpy
 import sys
-import threading
 from pathlib import Path
 
-ORPHANED = 1
+from fl_ops.worker_process import end_with_parent
 
 
 def run(program: str, config: Path, log: Path) -> None:
@@ -18,13 +16,6 @@ def run(program: str, config: Path, log: Path) -> None:
     with log.open("wb") as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
-    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    end_with_parent()  # without an orderly shutdown: its state is deleted anyway
     sys.argv = [program, "--config", str(config)]
     runpy.run_module(program, run_name="__main__", alter_sys=True)
-
-
-def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
-        parent.join()
-    # Without an orderly shutdown: its state is deleted anyway.
-    os._exit(ORPHANED)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
+from fl_ops.worker_process import end_with_parent
+
 SIZES = {1: 100, 2: 4}
 """Lives of one batch by depth: a second or more."""
 _DIGESTS = 1 << 64
@@ -83,7 +85,7 @@ def batches(depth: int, parts: Iterator[range], processes: int, within_s: float)
     """
     ends = time.monotonic() + within_s
     # The lives import the product, and only after the clocks: nothing is loaded yet that a fork could break.
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), end_with_parent) as pool:
         running: dict[Future[Batch], range] = {}
         while True:
             while len(running) < 2 * processes and time.monotonic() < ends and (part := next(parts, None)):

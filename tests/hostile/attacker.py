@@ -9,6 +9,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from fl_ops.worker_process import end_with_parent
 from tests.hostile.target import Target
 from tests.processes.forks import context
 from tests.processes.process import TIMEOUT_S
@@ -50,6 +51,7 @@ class Attacker:
 
 
 def _attack(name: str, at: Target, out: Path, order: Connection) -> None:
+    end_with_parent()
     with out.open("wb") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import tempfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--attack", action="append", choices=names(), help="this one alone; may be repeated")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the folder would stay
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder, Workspace(Path(folder)) as workspace:
         result = play(Federation(workspace), arguments.seconds, arguments.attack or names())
     print(json.dumps(result.as_json(), indent=2))

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_common.certificates.tls_version import set_oldest_tls
+from fl_ops.worker_process import end_with_parent
 
 # As a program does it, before grpc is imported: in the tests' own process, and in the forkserver.
 set_oldest_tls("1.3")
@@ -136,6 +137,7 @@ class Forked:
 
 def _run(program: Program) -> None:
     """Run the program in the child."""
+    end_with_parent()
     # The program may start processes, as it may when it has an interpreter of its own.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     if program.terminal is not None:

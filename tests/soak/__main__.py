@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -34,6 +35,7 @@ def plan_of(arguments: list[str] | None = None) -> Plan:
 def main() -> int:
     """Soak and print the summary; the exit code is 1 after a leak."""
     plan = plan_of()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the soak's folder would stay
     with tempfile.TemporaryDirectory(prefix="soak-") as folder, Workspace(Path(folder)) as workspace:
         soak = Soak(workspace, plan, lambda line: print(line, file=sys.stderr, flush=True))
         found = summary(soak, soak.run())
