@@ -73,11 +73,7 @@ class Server:
     """One coordinator process. Built in any thread, because that takes a while; then it lives on the event loop."""
 
     def __init__(
-        self,
-        config: ServerConfig,
-        probes: Health,
-        connections: Connections,
-        begun: Begun | None = None,
+        self, config: ServerConfig, probes: Health, connections: Connections, begun: Begun | None = None
     ) -> None:
         """connections: the connections that each port may have. begun: what the process has before; None: nothing."""
         begun = begun or Begun(Metrics(CollectorRegistry()))

@@ -103,11 +103,9 @@ class RegisteredData(NamedTuple):
 
 def registered_data(offer: Mapping[str, Any] | None) -> RegisteredData:
     """The data of a client's offer of a run's task; none without an offer."""
-    return (
-        RegisteredData()
-        if offer is None
-        else RegisteredData(int(offer["train_examples"]), int(offer.get("train_batches", 0)))
-    )
+    if offer is None:
+        return RegisteredData()
+    return RegisteredData(int(offer["train_examples"]), int(offer.get("train_batches", 0)))
 
 
 def wrong_work(ordered: ExpectedWork | None, examples: int, steps: int, epochs: Epochs) -> str:

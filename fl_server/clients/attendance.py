@@ -191,7 +191,7 @@ class Attendance:
         eligibility_changed = before != (self.roster.settled, True)
         log.debug("client_attached", client=client_id)
         await self._set_present(client_id, True, certificate=certificate)
-        self._changes.attached(client_id)
+        self._changes.listener.client_attached(client_id)
         self._changes.changed(eligibility=eligibility_changed)
 
     def stream_lost(self, client_id: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -34,26 +33,21 @@ LONGEST_PAUSE_S = 1.0
 _NOTHING = ClientWork()
 
 
-class FleetListener(ABC):
-    """Is informed when clients come and go."""
+class FleetListener:
+    """Is informed when clients come and go. This one does nothing about it."""
 
-    @abstractmethod
     def client_attached(self, client_id: str) -> None:
         """The client can be reached; push its outstanding work."""
 
-    @abstractmethod
     def client_available(self, client_id: str) -> None:
         """The client may train again; offer it again the work that it gave up and that is still wanted."""
 
-    @abstractmethod
     def client_released(self, client_id: str) -> None:
         """An operator lets the client take part again."""
 
-    @abstractmethod
     def client_gone(self, client_id: str, reason: str) -> None:
         """The client is lost, banned or forgotten; do not wait for it."""
 
-    @abstractmethod
     def fleet_changed(self) -> None:
         """Other clients may be eligible now."""
 
@@ -62,7 +56,7 @@ class FleetChanges:
     """Collects changes of eligibility, for each report makes every run check all clients. Lives on the event loop."""
 
     def __init__(self, records: ClientRecords) -> None:
-        self.listener: FleetListener | None = None
+        self.listener = FleetListener()
         self.version = 0
         """Increases whenever some client's eligibility may have changed."""
         self._records = records
@@ -85,33 +79,16 @@ class FleetChanges:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._report)
 
-    def attached(self, client_id: str) -> None:
-        """Report that a client has attached."""
-        if self.listener is not None:
-            self.listener.client_attached(client_id)
-
-    def available(self, client_id: str) -> None:
-        """Report that a client may train again."""
-        if self.listener is not None:
-            self.listener.client_available(client_id)
-
-    def released(self, client_id: str) -> None:
-        """Report that an operator released a client."""
-        if self.listener is not None:
-            self.listener.client_released(client_id)
-
     def gone(self, client_id: str, reason: str) -> None:
         """Report that a client is lost, banned or forgotten."""
-        if self.listener is not None:
-            self.listener.client_gone(client_id, reason)
+        self.listener.client_gone(client_id, reason)
         self.changed()
 
     def _report(self) -> None:
         """Report all changes since the last time, and wait longer before the next report if this one took long."""
         loop = asyncio.get_running_loop()
         self._timer, began = None, loop.time()
-        if self.listener is not None:
-            self.listener.fleet_changed()
+        self.listener.fleet_changed()
         self._pause_s = max(self.shortest_pause_s, min(20 * (loop.time() - began), LONGEST_PAUSE_S))
 
 

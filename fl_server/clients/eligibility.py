@@ -36,11 +36,7 @@ class Eligibility:
     """Decides who may be drawn. Lives on the event loop."""
 
     def __init__(
-        self,
-        records: ClientRecords,
-        attendance: Attendance,
-        quarantine: Quarantine,
-        returns: TokenBuckets,
+        self, records: ClientRecords, attendance: Attendance, quarantine: Quarantine, returns: TokenBuckets
     ) -> None:
         """returns: how often a client may report that it may train again."""
         self._records = records.in_memory()
@@ -137,7 +133,7 @@ class Eligibility:
         log.info("client_availability", client=client_id, may_train=availability.may_train, why=availability.detail)
         self._changes.changed()
         if availability.may_train:
-            self._changes.available(client_id)
+            self._changes.listener.client_available(client_id)
 
     def refused_by_policy(self, client_id: str, run_id: str, kind: Work, why: str) -> None:
         """A client refuses a run's work by the policy of its site. It is not drawn for it again."""

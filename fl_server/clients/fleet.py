@@ -102,7 +102,7 @@ class Fleet:
     def release(self, client_id: str) -> None:
         """Drop the client's refusals here, and let it back into all runs. The ledger has done so already."""
         self.work.changed([client_id])
-        self.changes.released(client_id)
+        self.changes.listener.client_released(client_id)
         self.eligibility.release(client_id)
 
     def expel(self, client_id: str, needed: str, reason: str) -> None:

@@ -19,20 +19,9 @@ from fl_common.units import duration, utc
 from fl_server.rounds.events import Fault
 from fl_server.settings.config import QuarantineConfig
 from fl_server.store.records import HistoryRecord, QuarantineRecord, UpdateRecord
-from protos.fl.v1.training_pb2 import RefusalReason
 
-FAULTS = frozenset(
-    RefusalReason.Name(reason)
-    for reason in (
-        RefusalReason.REFUSAL_REASON_HEADER,
-        RefusalReason.REFUSAL_REASON_LAYOUT,
-        RefusalReason.REFUSAL_REASON_SIZE,
-        RefusalReason.REFUSAL_REASON_DIGEST,
-        RefusalReason.REFUSAL_REASON_NOT_FINITE,
-        RefusalReason.REFUSAL_REASON_NORM,
-    )
-)
-"""Names of the refusal reasons that are the client's own fault."""
+FAULTS = frozenset({"header", "layout", "size", "digest", "not_finite", "norm"})
+"""The refusal reasons that are the client's own fault."""
 _SHARED: Mapping[str, Fault] = {
     "REFUSAL_REASON_NOT_FINITE": "not_finite",
     "REFUSAL_REASON_NORM": "norm",
@@ -66,17 +55,15 @@ class Quarantine:
 
         where: the run and the round, in words.
         """
-        if update.reason not in FAULTS:
+        if update.refused_for not in FAULTS:
             return None, None
         what = f"the last one in {where} ({update.refused_for}): {update.detail}"
-        return self._count_refusal(update.client_id, ("an update refused", "updates refused"), what)
+        words = ("an update refused", "updates refused")
+        return self._count(update.client_id, ("refusals", self._rules.after), words, what)
 
     def count_lost_state(self, client: str, what: str) -> Verdict:
         """The verdict for a client state that the client reports as lost. It counts as a refusal."""
         words = ("an update refused or a state lost", "updates refused or states lost")
-        return self._count_refusal(client, words, what)
-
-    def _count_refusal(self, client: str, words: tuple[str, str], what: str) -> Verdict:
         return self._count(client, ("refusals", self._rules.after), words, what)
 
     def count_failure(self, client: str, what: str) -> Verdict:
@@ -86,9 +73,8 @@ class Quarantine:
 
     def count_deadline(self, client: str, what: str) -> Verdict:
         """The verdict for a deadline that passed without the client's update. It is counted separately."""
-        return self._count(
-            client, ("deadlines", self._rules.deadlines), ("a deadline missed", "deadlines missed"), what
-        )
+        words = ("a deadline missed", "deadlines missed")
+        return self._count(client, ("deadlines", self._rules.deadlines), words, what)
 
     def _count(self, client: str, counter: tuple[str, int], words: tuple[str, str], what: str) -> Verdict:
         """counter: a field of QuarantineRecord, and the count at which a quarantine begins; 0 for none."""
@@ -97,17 +83,18 @@ class Quarantine:
             return None, None
         before = self._records.get(client) or QuarantineRecord(client, 0, 0.0, "")
         count = getattr(before, name) + 1
-        changes: dict[str, Any] = {name: count, "reason": f"{_in_a_row(count, words)}, {what}"}
+        in_a_row = f"{count} {words[1]} in a row" if count > 1 else words[0]
+        changes: dict[str, Any] = {name: count, "reason": f"{in_a_row}, {what}"}
         return self._judge(replace(before, **changes), count - limit)
 
     def _judge(self, record: QuarantineRecord, beyond: int) -> Verdict:
         """beyond: how far the count is above the one at which a quarantine begins; below 0 there is none yet."""
         if beyond < 0:
             return record, None
-        now, seconds = time.time(), self._seconds(beyond)
+        doublings = min(beyond, 64)  # a float overflows after about a thousand doublings
+        now, seconds = time.time(), min(self._rules.first_s * 2.0**doublings, self._rules.longest_s)
         record = replace(record, until=max(record.until, now + seconds))
-        until = utc(record.until)
-        why = f"for {duration(seconds)}, until {until}: {record.reason}"
+        why = f"for {duration(seconds)}, until {utc(record.until)}: {record.reason}"
         return record, HistoryRecord(now, "coordinator", "client_quarantined", record.client_id, why)
 
     def keep(self, record: QuarantineRecord) -> None:
@@ -128,12 +115,8 @@ class Quarantine:
         record = self._records.get(client)
         if record is None:
             return 0.0
-        rules = self._rules
-        judged = (
-            (rules.after and record.refusals)
-            or (rules.failures and record.failures)
-            or (rules.deadlines and record.deadlines)
-        )
+        after, failures, deadlines = self._rules.after, self._rules.failures, self._rules.deadlines
+        judged = (after and record.refusals) or (failures and record.failures) or (deadlines and record.deadlines)
         return max(0.0, record.until - time.time()) if judged else 0.0
 
     def clients(self) -> list[str]:
@@ -143,12 +126,3 @@ class Quarantine:
     def drop(self, client: str) -> None:
         """Drop the client's record."""
         self._records.pop(client, None)
-
-    def _seconds(self, beyond: int) -> float:
-        doublings = min(beyond, 64)  # a float overflows after about a thousand doublings
-        return min(self._rules.first_s * 2.0**doublings, self._rules.longest_s)
-
-
-def _in_a_row(count: int, words: tuple[str, str]) -> str:
-    one, many = words
-    return f"{count} {many} in a row" if count > 1 else one

@@ -255,11 +255,7 @@ class Registration:
     """Registers the clients of one coordinator. Lives on the event loop."""
 
     def __init__(
-        self,
-        config: ServerConfig,
-        records: ClientRecords,
-        attendance: Attendance,
-        contested: ContestedIdentities,
+        self, config: ServerConfig, records: ClientRecords, attendance: Attendance, contested: ContestedIdentities
     ) -> None:
         self._claims = config.enrollment is None or config.enrollment.claimed_labels
         """Whether labels that a client claims count."""

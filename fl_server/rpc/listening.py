@@ -33,7 +33,7 @@ from fl_server.rpc.call_limits import CallLimits
 from fl_server.rpc.health import Health
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy, Tokens
 from fl_server.rpc.methods import METHODS, WEB_METHODS
-from fl_server.rpc.ports import EXTRA_CALLS, WEB_CALLS, LastingServer, Port, web_options
+from fl_server.rpc.ports import WEB_CALLS, Port, server_of, web_options
 from fl_server.services import Services
 from fl_server.settings.sections import TlsConfig
 from fl_server.web.page import WebSessions
@@ -274,13 +274,6 @@ class Listeners:
         port, metrics = self._ports[setting], self._services.metrics
         checks = CallInterceptor(self._policy(setting, callers))
         self._services.revocations.on_change.append(checks.end_denied)
-        make = partial(
-            grpc.aio.server,
-            interceptors=[*self._services.traces.server_interceptors(), checks],
-            options=port.options(),
-            # More calls than the interceptor accepts: its message is better than grpc's.
-            maximum_concurrent_rpcs=port.calls + EXTRA_CALLS,
-        )
         credentials = None
         if self._certificates is not None:
             credentials = partial(
@@ -289,7 +282,7 @@ class Listeners:
                 None if callers is None else callers.presented,
                 asks_callers=callers is None,
             )
-        server = LastingServer(make, credentials)
+        server = server_of(port, [*self._services.traces.server_interceptors(), checks], credentials)
         self.addresses[setting] = server.listen(address, setting)
         self._servers.append(server)
         return server

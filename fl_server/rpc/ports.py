@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -37,6 +38,12 @@ MOST = 1 << 20
 """Used where the process has no limit."""
 METADATA_BYTES = 8 << 10
 """Largest headers of a call; tracing adds some hundred bytes."""
+_OF_ALL_PORTS = {
+    "grpc.max_metadata_size": METADATA_BYTES,
+    "grpc.absolute_max_metadata_size": METADATA_BYTES,
+    # No program of ours compresses. A compressed message could be a thousand times larger in memory.
+    "grpc.compression_enabled_algorithms_bitset": 1,
+}
 PROBE_STREAMS = 8
 PROBE_AGE_S = 60.0
 """A connection to a port for callers without a name is closed after this time: no peer can occupy the few there are."""
@@ -133,10 +140,7 @@ class Port:
             "grpc.max_concurrent_streams": self.streams,
             "grpc.server_handshake_timeout_ms": _milliseconds(self.handshake_s),
             "grpc.max_connection_idle_ms": _milliseconds(self.idle_s),
-            "grpc.max_metadata_size": METADATA_BYTES,
-            "grpc.absolute_max_metadata_size": METADATA_BYTES,
-            # No program of ours compresses. A compressed message could be a thousand times larger in memory.
-            "grpc.compression_enabled_algorithms_bitset": 1,
+            **_OF_ALL_PORTS,
         }
         if self.age_s is not None:
             own["grpc.max_connection_age_ms"] = _milliseconds(self.age_s)
@@ -150,30 +154,20 @@ def ports(config: ServerConfig, connections: Connections) -> dict[str, Port]:
     """The ports of a coordinator, by the names of their settings."""
     limits = config.connections
     streams, times = limits.calls_per_client, (limits.handshake_s, limits.idle_s)
+    operators = Port(largest_request(ADMIN), connections.admin, streams, 4 * connections.admin, *times)
+
+    def for_strangers(service: str, most: int) -> Port:
+        return Port(largest_request(service), most, PROBE_STREAMS, 2 * most, *times, age_s=PROBE_AGE_S)
+
     return {
         "listen": _for_clients(config, connections),
         # One connection of each worker, for the transfers of all its clients.
         "workers.listen": Port(
             largest_request(WORKERS), connections.admin, WORKER_CALLS, WORKER_CALLS, limits.handshake_s, 86_400.0
         ),
-        "admin_listen": Port(largest_request(ADMIN), connections.admin, streams, 4 * connections.admin, *times),
-        "token_listen": Port(largest_request(ADMIN), connections.admin, streams, 4 * connections.admin, *times),
-        "enroll_listen": Port(
-            largest_request("/fl.v1.Enrollment/"),
-            connections.enrollment,
-            PROBE_STREAMS,
-            2 * connections.enrollment,
-            *times,
-            age_s=PROBE_AGE_S,
-        ),
-        "health_listen": Port(
-            largest_request("/grpc.health.v1.Health/"),
-            connections.health,
-            PROBE_STREAMS,
-            2 * connections.health,
-            *times,
-            age_s=PROBE_AGE_S,
-        ),
+        **dict.fromkeys(("admin_listen", "token_listen"), operators),
+        "enroll_listen": for_strangers("/fl.v1.Enrollment/", connections.enrollment),
+        "health_listen": for_strangers("/grpc.health.v1.Health/", connections.health),
     }
 
 
@@ -181,15 +175,8 @@ def _for_clients(config: ServerConfig, connections: Connections) -> Port:
     limits = config.connections
     ahead_bytes = int(config.transfers.ahead_mib * (1 << 20))
     calls = CALLS_PER_CLIENT * config.limits.max_clients + EXTRA_CALLS
-    return Port(
-        MAX_MESSAGE_BYTES,
-        connections.clients,
-        limits.calls_per_client,
-        calls,
-        limits.handshake_s,
-        limits.idle_s,
-        ahead_bytes=ahead_bytes,
-    )
+    times = limits.handshake_s, limits.idle_s
+    return Port(MAX_MESSAGE_BYTES, connections.clients, limits.calls_per_client, calls, *times, ahead_bytes)
 
 
 def worker_port(config: ServerConfig, connections: Connections, age_s: float) -> Port:
@@ -202,9 +189,7 @@ def web_options() -> ChannelOptions:
     own = {
         "grpc.max_receive_message_length": LARGEST_WEB_BYTES,
         "grpc.max_concurrent_streams": WEB_CALLS,
-        "grpc.max_metadata_size": METADATA_BYTES,
-        "grpc.absolute_max_metadata_size": METADATA_BYTES,
-        "grpc.compression_enabled_algorithms_bitset": 1,
+        **_OF_ALL_PORTS,
     }
     return tuple({**dict(server_options()), **own}.items())
 
@@ -217,6 +202,16 @@ CHECK_S = 0.1
 """Period of the checks."""
 ENDING_S = 3600.0
 """Longest time for the calls in progress of a server whose loop has ended."""
+
+
+def server_of(
+    port: Port, checks: Sequence[grpc.aio.ServerInterceptor], credentials: Callable[[], grpc.ServerCredentials] | None
+) -> LastingServer:
+    """A server with the limits of a port."""
+    # More calls than the interceptor accepts: its message is better than grpc's.
+    most = port.calls + EXTRA_CALLS
+    make = partial(grpc.aio.server, interceptors=checks, options=port.options(), maximum_concurrent_rpcs=most)
+    return LastingServer(make, credentials)
 
 
 class LastingServer(grpc.aio.Server):

@@ -245,29 +245,31 @@ def handlers(service: CoordinatorService) -> grpc.GenericRpcHandler:
         grpc.unary_stream_rpc_method_handler,
     )
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Register": _method(unary, service.Register, pb.RegisterRequest),
-        "Attend": _method(push, service.Attend, pb.AttendRequest),
-        "FetchModel": _method(push, service.FetchModel, pb.FetchModelRequest, bytes),
-        "SubmitUpdate": upload(service.SubmitUpdate, service.read_part, _serialized),
-        "QueryUpload": _method(unary, service.QueryUpload, pb.QueryUploadRequest),
-        "ReportStatus": _method(unary, service.ReportStatus, pb.ReportStatusRequest),
-        "AnswerStage": _method(unary, service.AnswerStage, pb.AnswerStageRequest),
-        "ReportEvaluation": _method(unary, service.ReportEvaluation, pb.ReportEvaluationRequest),
-        "ReportRelease": _method(unary, service.ReportRelease, pb.ReportReleaseRequest),
+        "Register": method(unary, service.Register, pb.RegisterRequest),
+        "Attend": method(push, service.Attend, pb.AttendRequest),
+        "FetchModel": method(push, service.FetchModel, pb.FetchModelRequest, bytes),
+        "SubmitUpdate": upload(service.SubmitUpdate, service.read_part, serialized),
+        "QueryUpload": method(unary, service.QueryUpload, pb.QueryUploadRequest),
+        "ReportStatus": method(unary, service.ReportStatus, pb.ReportStatusRequest),
+        "AnswerStage": method(unary, service.AnswerStage, pb.AnswerStageRequest),
+        "ReportEvaluation": method(unary, service.ReportEvaluation, pb.ReportEvaluationRequest),
+        "ReportRelease": method(unary, service.ReportRelease, pb.ReportReleaseRequest),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
-def _serialized(response: Message) -> bytes:
+def serialized(response: Message) -> bytes:
+    """The serializer of responses."""
     return response.SerializeToString()
 
 
-def _method(
+def method(
     make: Callable[..., grpc.RpcMethodHandler[Any, Any]],
     function: Callable[..., Any],
     request: type[Message],
-    serialize: Callable[[Any], bytes] = _serialized,
+    serialize: Callable[[Any], bytes] = serialized,
 ) -> grpc.RpcMethodHandler[Any, Any]:
+    """The handler of one method."""
     return make(function, request.FromString, serialize)
 
 

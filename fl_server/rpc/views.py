@@ -24,13 +24,7 @@ from fl_server.run_settings.privacy import hides_cohorts
 from fl_server.runs.attention import Need
 from fl_server.runs.table import NotLoaded
 from fl_server.store.client_work import ClientWork, EndedWork
-from fl_server.store.records import (
-    ClientEvaluation,
-    ClientRecord,
-    CommitRecord,
-    HistoryRecord,
-    RunRecord,
-)
+from fl_server.store.records import ClientEvaluation, ClientRecord, CommitRecord, HistoryRecord, RunRecord
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1 import coordinator_pb2, training_pb2
 from protos.wire import filled, timestamp

@@ -56,7 +56,6 @@ class WorkersService(worker_pb2_grpc.WorkersServicer):
 
     async def Serve(self, request: pb.ServeRequest, context: Context) -> AsyncIterator[pb.ServeResponse]:
         """Tell a worker what it needs, and count it for as long as it is there."""
-        del context
         who = identity.caller.get()
         gauge = self._services.metrics.workers
         # The processes of one machine or Deployment may share a certificate.
@@ -100,7 +99,6 @@ class WorkersService(worker_pb2_grpc.WorkersServicer):
         self, request_iterator: Reports, context: Context
     ) -> AsyncIterator[pb.ReceiveUpdateResponse]:
         """Decide about an update that a worker receives."""
-        del context
         reports = aiter(request_iterator)
         opening = (await next_report(reports)).opening
         header = opening.header
@@ -125,7 +123,6 @@ class WorkersService(worker_pb2_grpc.WorkersServicer):
 
     async def SendResource(self, request_iterator: Reports, context: Context) -> AsyncIterator[pb.SendResourceResponse]:
         """Decide about a download that a worker sends."""
-        del context
         reports = aiter(request_iterator)
         opening = (await next_report(reports)).opening
         session = opening.request.session_id
@@ -148,7 +145,6 @@ class WorkersService(worker_pb2_grpc.WorkersServicer):
 
     async def QueryForClient(self, request: pb.QueryForClientRequest, context: Context) -> pb.QueryForClientResponse:
         """Answer a client's QueryUpload, but for the bytes that are kept."""
-        del context
         query = request.request
         async with self._as_client(request.caller):
             client = self._fleet.sessions.of_call(query.session_id).client_id
@@ -169,7 +165,6 @@ class WorkersService(worker_pb2_grpc.WorkersServicer):
         self, request: pb.FetchResourceRequest, context: Context
     ) -> AsyncIterator[pb.FetchResourceResponse]:
         """All messages of a resource, for a worker's copy."""
-        del context
         _, broadcast = self._coordinator.resource(digest_in(request.digest), "", "")
         for message in resource_messages(broadcast):
             yield pb.FetchResourceResponse(message=message)

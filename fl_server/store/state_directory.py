@@ -241,13 +241,8 @@ class RunSecrets:
         counts = dict(self._counts())
         if charge.account not in counts:
             counts |= self.counts()
-        known = counts.get(charge.account, {"number": 0, "noise_multiplier": charge.noise_multiplier, "rate": 0.0})
-        counts[charge.account] = {
-            "number": max(known["number"], charge.number),
-            "noise_multiplier": min(known["noise_multiplier"], charge.noise_multiplier),
-            "rate": max(known["rate"], charge.rate),
-            "fixed_size": charge.fixed_size,
-        }
+        charged = {name: getattr(charge, name) for name in ("number", "noise_multiplier", "rate", "fixed_size")}
+        counts[charge.account] = _dearest(charged, counts.get(charge.account, charged))
         with disk_errors("count a privacy charge"):
             make_folders(self._folder, durable=True)
             with atomic_writer(self._folder / CHARGES) as file:
@@ -259,20 +254,11 @@ class RunSecrets:
         """The charges that were counted here and that the ledger does not have. charges: its number by account."""
         now = time.time()
         return [
-            ChargeRecord(
-                account,
-                number,
-                "",
-                0,
-                0,
-                known["noise_multiplier"],
-                known["rate"],
-                now,
-                fixed_size=bool(known.get("fixed_size")),
-            )
+            ChargeRecord(account, number, "", 0, 0, known["noise_multiplier"], known["rate"], now,
+                         fixed_size=bool(known.get("fixed_size")))
             for account, known in self.counts().items()
             for number in range(charges.get(account, 0) + 1, known["number"] + 1)
-        ]
+        ]  # fmt: skip
 
     def not_counted(self, charges: Mapping[str, int]) -> dict[str, int]:
         """The accounts of which the ledger has more charges, with the least number that is counted. charges: as above.
@@ -289,13 +275,7 @@ class RunSecrets:
         """The counts of both places, by account."""
         counts = dict(self._counts())
         for account, outside in ({} if self._outside is None else self._outside.all()).items():
-            known = counts.get(account, outside)
-            counts[account] = {
-                "number": max(known["number"], outside["number"]),
-                "noise_multiplier": min(known["noise_multiplier"], outside["noise_multiplier"]),
-                "rate": max(known["rate"], outside["rate"]),
-                "fixed_size": bool(known.get("fixed_size")),
-            }
+            counts[account] = _dearest(counts.get(account, outside), outside)
         return counts
 
     def _counts(self) -> Mapping[str, Any]:
@@ -306,6 +286,16 @@ class RunSecrets:
         except (OSError, ValueError) as error:
             raise StoreError(f"{self._folder / CHARGES} cannot be read ({error}): restore it from a backup") from error
         return content if isinstance(content, dict) else {}
+
+
+def _dearest(count: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The count of an account by two counts of it: as many and as dear charges as either has."""
+    return {
+        "number": max(count["number"], other["number"]),
+        "noise_multiplier": min(count["noise_multiplier"], other["noise_multiplier"]),
+        "rate": max(count["rate"], other["rate"]),
+        "fixed_size": bool(count.get("fixed_size")),
+    }
 
 
 class ChargeCounts:

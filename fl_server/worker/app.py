@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 
-import grpc.aio
 import structlog
 import torch
 from prometheus_client import CollectorRegistry
@@ -31,11 +30,11 @@ from fl_server.rpc.health import Health
 from fl_server.rpc.interceptors import CallInterceptor, CallPolicy
 from fl_server.rpc.listening import Certificates
 from fl_server.rpc.ports import (
-    EXTRA_CALLS,
     Connections,
     LastingServer,
     allow_open_files,
     ports,
+    server_of,
     warn_of_few_files,
     worker_port,
 )
@@ -178,18 +177,12 @@ class Worker:
             stall_s=config.limits.stall_s,
             trusts_everybody=tls is None or tls.no_client_certificates,
         )
-        make = partial(
-            grpc.aio.server,
-            interceptors=[CallInterceptor(policy)],
-            options=port.options(),
-            maximum_concurrent_rpcs=port.calls + EXTRA_CALLS,
-        )
         credentials = None
         if self.certificates is not None:
             credentials = partial(self.certificates.credentials, self.metrics.handshakes.labels("workers.serve").inc)
 
         def made() -> LastingServer:
-            server = LastingServer(make, credentials)
+            server = server_of(port, [CallInterceptor(policy)], credentials)
             server.add_generic_rpc_handlers((handlers(self._service),))
             probes.serve_on(server)
             return server

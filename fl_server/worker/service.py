@@ -19,11 +19,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
 
 from fl_common.files import make_folders
 from fl_server.rpc.call_limits import parse_request
-from fl_server.rpc.service import SERVICE, holder_of, read_header
+from fl_server.rpc.service import SERVICE, holder_of, method, read_header, serialized
 from fl_server.rpc.transfers import digest_in
 from fl_server.store.errors import disk_errors
 from fl_server.uploads.part_receiver import Decided, Disk, PartReceiver, spool_key
@@ -193,7 +192,6 @@ class DataService:
 
     async def QueryUpload(self, request: pb.QueryUploadRequest, context: Context) -> pb.QueryUploadResponse:
         """The offset at which to resume an upload, or its receipt."""
-        del context
         answer = await self._link.query(worker_pb2.QueryForClientRequest(caller=caller_now(), request=request))
         if answer.HasField("receipt") or not answer.client_id:
             return pb.QueryUploadResponse(receipt=answer.receipt if answer.HasField("receipt") else None)
@@ -226,13 +224,7 @@ def handlers(service: DataService) -> grpc.GenericRpcHandler:
     """The service's methods, with the serializers of the coordinator's; the others are not served here."""
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "FetchModel": grpc.unary_stream_rpc_method_handler(service.FetchModel, pb.FetchModelRequest.FromString, bytes),
-        "SubmitUpdate": grpc.stream_unary_rpc_method_handler(service.SubmitUpdate, service.read_part, _serialized),
-        "QueryUpload": grpc.unary_unary_rpc_method_handler(
-            service.QueryUpload, pb.QueryUploadRequest.FromString, _serialized
-        ),
+        "SubmitUpdate": grpc.stream_unary_rpc_method_handler(service.SubmitUpdate, service.read_part, serialized),
+        "QueryUpload": method(grpc.unary_unary_rpc_method_handler, service.QueryUpload, pb.QueryUploadRequest),
     }
     return grpc.method_handlers_generic_handler(SERVICE, methods)
-
-
-def _serialized(response: Message) -> bytes:
-    return response.SerializeToString()

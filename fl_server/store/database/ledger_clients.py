@@ -269,8 +269,7 @@ class ClientLedger(Transactions):
                     db.execute(delete(schema.client_states).filter_by(run_id=state.run_id, client_id=state.client_id))
                     db.execute(insert(schema.client_states), to_row(state))
             replace_quarantine_record(db, quarantine, None)
-            for why in whys:
-                write_history(db, why)
+            write_history(db, *whys)
 
 
 def _without_counters(row: dict[str, object]) -> dict[str, object]:

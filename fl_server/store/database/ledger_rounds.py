@@ -188,8 +188,7 @@ class RoundLedger(Transactions):
             count_work(db, later)
             for quarantine in quarantines:
                 replace_quarantine_record(db, quarantine, None)
-            for why in whys:
-                write_history(db, why)
+            write_history(db, *whys)
 
     def put_failure(self, failure: FailureRecord, why: HistoryRecord | None = None, package: str = "") -> None:
         """Replace what is known of failed work. One more failure is counted in the client's work.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Text, bindparam, cast, collate, delete, exists, func, insert, select
 from sqlalchemy import update as change
 
 from fl_server.rounds.metrics import EVALUATED
-from fl_server.store.client_work import Arrived, Timing, timings
+from fl_server.store.client_work import Arrived, ClientWork, timings
 from fl_server.store.database import schema
 from fl_server.store.database.transactions import (
     LARGEST,
@@ -205,7 +206,7 @@ class CommitLedger(Transactions):
             entered = find(db, schema.commits, run_id=commit.run_id, round=commit.round)
             if entered is None:
                 db.execute(insert(schema.commits), to_row(commit))
-                counted = [client for client in _clients_of(db, commit) if client not in left_out]
+                counted = [client for client in _accepted_by_exchange(db, commit)[-1] if client not in left_out]
                 of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round)
                 if hides_cohorts(db, commit.run_id):
                     db.execute(of_round.values(norm=None, norms=None, training_loss=None, epochs=None))
@@ -338,11 +339,6 @@ class CommitLedger(Transactions):
         return [(row["client_id"], row["sums"]) for row in sums]
 
 
-def _clients_of(db: Connection, commit: CommitRecord) -> list[str]:
-    """The clients that a round counted: those accepted in its last exchange."""
-    return _accepted_by_exchange(db, commit)[-1]
-
-
 def _lists(db: Connection, commit: CommitRecord) -> list[list[Any]]:
     """The accepted list of each exchange of a round; one empty list without any."""
     lists = db.execute(_LISTS, {"run_id": commit.run_id, "round": commit.round})
@@ -367,8 +363,7 @@ def _work_in(db: Connection, commit: CommitRecord) -> dict[str, Counted]:
     last = columns.filter_by(run_id=commit.run_id, exchange=len(lists) - 1)
     last = last.where(table.c.round.in_({round_ for round_, _ in in_last}))
     times = timings([Arrived(*times) for round_, *times in db.execute(last) if (round_, times[0]) in in_last])
-    return {client: _in_round(number, times.get(client)) for client, number in numbers.items()}
-
-
-def _in_round(updates: int, timing: Timing | None) -> Counted:
-    return lambda work: work.in_round(updates, timing)
+    return {
+        client: partial(ClientWork.in_round, updates=number, timing=times.get(client))
+        for client, number in numbers.items()
+    }

@@ -34,13 +34,7 @@ from sqlalchemy import (
 
 from fl_common.audit import START, AuditRow, Head
 from fl_server.store.database import lease, schema
-from fl_server.store.database.engines import (
-    database_errors,
-    is_marked,
-    mark_connections,
-    postgres_engine,
-    prepare_file,
-)
+from fl_server.store.database.engines import database_errors, is_marked, mark_connections, postgres_engine, prepare_file
 from fl_server.store.database.lease import LeaseTerms
 from fl_server.store.database.ledger_certificates import CertificateLedger
 from fl_server.store.database.ledger_clients import ClientLedger, ReleaseLedger

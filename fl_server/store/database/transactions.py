@@ -20,19 +20,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import (
-    Connection,
-    Delete,
-    Engine,
-    RowMapping,
-    Select,
-    Table,
-    Update,
-    bindparam,
-    delete,
-    insert,
-    select,
-)
+from sqlalchemy import Connection, Delete, Engine, RowMapping, Select, Table, Update, bindparam, delete, insert, select
 from sqlalchemy import update as change
 
 from fl_server.run_settings import privacy

@@ -162,8 +162,9 @@ class PartFile:
             paths.final.unlink(missing_ok=True)  # another size means that it is torn
             self._kept, noted = self._prefixes.find(paths, self.digest, self.size_bytes)
             try:
-                if not self._kept:
-                    self._start_over()
+                if not self._kept:  # without notes no byte in the file counts, whatever a spare file contains
+                    paths.notes.unlink(missing_ok=True)
+                    self._spares.take(self.size_bytes, paths.part)
                 self._file = os.open(paths.part, os.O_RDWR | os.O_CREAT, 0o600)
                 self._lock_file(self._file)
                 self._prepare(self._file, noted)
@@ -187,11 +188,6 @@ class PartFile:
         stored = None if files is None else files.find(files.name(self._paths.final))
         if files is not None and stored is not None and _size_of(self._paths.final) != self.size_bytes:
             files.fetch(stored, self._paths.final)
-
-    def _start_over(self) -> None:
-        """Remove the notes first: then no byte in the file counts, whatever a spare file contains."""
-        self._paths.notes.unlink(missing_ok=True)
-        self._spares.take(self.size_bytes, self._paths.part)
 
     def _prepare(self, file: int, noted: int) -> None:
         """Allocate the whole file, then start the notes behind the valid ones."""
@@ -222,14 +218,11 @@ class PartFile:
         _write_all(file, piece, self._kept)
         end = self._kept + len(piece)
         if self._notes is not None:
-            self._write_note(self._notes, end, crc)
+            _write_all(self._notes, NOTE.pack(end, crc), self._at)
+            self._at += NOTE.size
         self._kept = end
         if self._sender is not None:
             self._sender.reached(end)
-
-    def _write_note(self, notes: int, end: int, crc: int) -> None:
-        _write_all(notes, NOTE.pack(end, crc), self._at)
-        self._at += NOTE.size
 
     def _opened(self) -> int:
         if self._file is None:

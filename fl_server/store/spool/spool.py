@@ -159,12 +159,7 @@ class Spool:
         self._reserve(key)
         part = None
         try:
-            self._remove_excess(key, size)
-            # One thread at a time: a thread that finds the folder may seal an update in it, and the folder's name must
-            # be durable by then.
-            with self._making, disk_errors(f"open {paths.part}"):
-                make_folders(paths.part.parent, durable=self._durable)
-            self._remove_loose(key, but=self._files.name(paths.final) if self._files else "")
+            self._make_place(key, paths, size)
             part = self._opened(paths, digest, size)
             return part
         finally:
@@ -182,12 +177,7 @@ class Spool:
         paths = self._paths(key, digest)
         self._reserve(key)
         try:
-            self._remove_excess(key, size)
-            with self._making, disk_errors(f"open {paths.part}"):
-                make_folders(paths.part.parent, durable=self._durable)
-                if not paths.notes.exists() and not paths.final.exists():
-                    self._spares.take(size, paths.part)
-            self._remove_loose(key, but=self._files.name(paths.final) if self._files else "")
+            self._make_place(key, paths, size, spare=True)
         except BaseException:
             self.free(key)
             raise
@@ -305,6 +295,17 @@ class Spool:
                 if not whole:
                     self._unfinished.add(found.key, files.kept(name))
         return leftovers
+
+    def _make_place(self, key: SpoolKey, paths: PartPaths, size: int, *, spare: bool = False) -> None:
+        """Make room for an upload, and its folder. spare: what nothing of is kept gets a spare file."""
+        self._remove_excess(key, size)
+        # One thread at a time: a thread that finds the folder may seal an update in it, and the folder's name must be
+        # durable by then.
+        with self._making, disk_errors(f"open {paths.part}"):
+            make_folders(paths.part.parent, durable=self._durable)
+            if spare and not paths.notes.exists() and not paths.final.exists():
+                self._spares.take(size, paths.part)
+        self._remove_loose(key, but=self._files.name(paths.final) if self._files else "")
 
     def _opened(self, paths: PartPaths, digest: bytes, size: int) -> PartFile:
         """A part file. The spare files are removed if the disk is full."""
