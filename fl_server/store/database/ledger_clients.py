@@ -26,16 +26,9 @@ from sqlalchemy import update as change
 from fl_server.rounds.releases import Device, DeviceState, Kind, Release, Rules
 from fl_server.store.client_work import ClientWork
 from fl_server.store.database import schema
+from fl_server.store.database import transactions as sql
 from fl_server.store.database.schema import columns_of, record_table
-from fl_server.store.database.transactions import (
-    Transactions,
-    client_of,
-    count_work,
-    find,
-    replace_quarantine_record,
-    to_row,
-    write_history,
-)
+from fl_server.store.database.transactions import Transactions
 from fl_server.store.records import ClientRecord, ClientStateRecord, HistoryRecord, QuarantineRecord, only_banned
 
 _CHANGING = ("share", "stage_began", "rolled_back", "reason")
@@ -100,8 +93,8 @@ class ReleaseLedger(Transactions):
     def add_release(self, record: ReleaseRecord, why: HistoryRecord) -> None:
         """Add a release, which has no devices yet. Raises StoreError if there is this version."""
         with self._transaction(f"add release {record.version} of {record.name!r}", fsynced=True) as db:
-            db.execute(insert(releases), to_row(record))
-            write_history(db, why)
+            db.execute(insert(releases), sql.to_row(record))
+            sql.write_history(db, why)
 
     def save_release(self, release: Release, clients: Iterable[str], whys: Iterable[HistoryRecord]) -> None:
         """Write a release, those of its devices that have changed, and the history, in one transaction."""
@@ -116,7 +109,7 @@ class ReleaseLedger(Transactions):
                 named = release_devices.c.client_id.in_([row["client_id"] for row in some])
                 db.execute(delete(release_devices).filter_by(**key).where(named))
                 db.execute(insert(release_devices), some)
-            write_history(db, *why)
+            sql.write_history(db, *why)
 
     def releases(self, kind: Kind) -> list[ReleaseRecord]:
         """All releases of a kind, the oldest first."""
@@ -153,7 +146,7 @@ class ClientLedger(Transactions):
 
         Of several records of one client the last one counts. whys: lines of history, in order.
         """
-        table, latest = schema.clients, {client.client_id: to_row(client) for client in clients}
+        table, latest = schema.clients, {client.client_id: sql.to_row(client) for client in clients}
         with self._transaction(f"write clients {', '.join(latest)[:200]}") as db:
             known = set(db.execute(_KNOWN, {"ids": list(latest)}).scalars())
             fresh = [row | _NO_UPDATES for client_id, row in latest.items() if client_id not in known]
@@ -163,7 +156,7 @@ class ClientLedger(Transactions):
                 db.execute(insert(table), fresh)
             if again:
                 db.execute(_AGAIN, again)
-            write_history(db, *whys)
+            sql.write_history(db, *whys)
 
     def forget_client(self, client_id: str, why: HistoryRecord) -> bool:
         """Remove a client from the roster, with its quarantine record, its client states, and its part in releases.
@@ -172,31 +165,31 @@ class ClientLedger(Transactions):
         ban ends only by unbanning.
         """
         with self._transaction(f"forget client {client_id!r}") as db:
-            client = find(db, schema.clients, client_id=client_id)
+            client = sql.find(db, schema.clients, client_id=client_id)
             if client is None:
                 return False
             db.execute(delete(schema.clients).filter_by(client_id=client_id))
             if client["banned"]:
-                db.execute(insert(schema.clients), to_row(only_banned(client_of(client))))
+                db.execute(insert(schema.clients), sql.to_row(only_banned(sql.client_of(client))))
             for table in (schema.quarantines, schema.client_states, release_devices):
                 db.execute(delete(table).filter_by(client_id=client_id))
-            write_history(db, why)
+            sql.write_history(db, why)
             return True
 
     def client(self, client_id: str) -> ClientRecord | None:
         """One client; None if it is not on the roster."""
         clients = self._rows("a client", schema.clients, client_id=client_id)
-        return client_of(clients[0]) if clients else None
+        return sql.client_of(clients[0]) if clients else None
 
     def clients(self) -> list[ClientRecord]:
         """All clients in the order of id bytes."""
-        clients = map(client_of, self._read("clients", select(schema.clients)))
+        clients = map(sql.client_of, self._read("clients", select(schema.clients)))
         return sorted(clients, key=lambda client: client.client_id.encode())
 
     def clients_of(self, client_ids: Sequence[str]) -> list[ClientRecord]:
         """The records of these clients, at most 1,000, in the order of id bytes; unknown ones are left out."""
         query = select(schema.clients).where(schema.clients.c.client_id.in_(client_ids))
-        return sorted(map(client_of, self._read("clients", query)), key=lambda client: client.client_id.encode())
+        return sorted(map(sql.client_of, self._read("clients", query)), key=lambda client: client.client_id.encode())
 
     def update_counts(self) -> dict[str, int]:
         """Counted updates of each client."""
@@ -212,7 +205,7 @@ class ClientLedger(Transactions):
     def count_lost(self, client_id: str) -> None:
         """Count that a client was lost, banned or forgotten while it worked. An unknown client is ignored."""
         with self._transaction(f"count lost work of {client_id!r}") as db:
-            count_work(db, {client_id: lambda work: work.ended("lost")})
+            sql.count_work(db, {client_id: lambda work: work.ended("lost")})
 
     def quarantine_records(self) -> list[QuarantineRecord]:
         """The quarantine records of clients, in the order of id bytes."""
@@ -222,13 +215,13 @@ class ClientLedger(Transactions):
     def put_quarantine_record(self, quarantine: QuarantineRecord, why: HistoryRecord | None = None) -> None:
         """Replace a client's quarantine record. An unknown client is ignored."""
         with self._transaction(f"write the quarantine record of {quarantine.client_id!r}") as db:
-            replace_quarantine_record(db, quarantine, why)
+            sql.replace_quarantine_record(db, quarantine, why)
 
     def put_quarantine_records(self, records: Sequence[tuple[QuarantineRecord, HistoryRecord | None]]) -> None:
         """`put_quarantine_record` for several clients, in one transaction."""
         with self._transaction(f"write {len(records)} quarantine records") as db:
             for record, why in records:
-                replace_quarantine_record(db, record, why)
+                sql.replace_quarantine_record(db, record, why)
 
     def clear_quarantine_record(self, client_id: str, why: HistoryRecord) -> bool:
         """Remove a client's quarantine record, its newest work, and its count of lost states in every run.
@@ -240,12 +233,12 @@ class ClientLedger(Transactions):
         with self._transaction(f"clear the quarantine record of {client_id!r}") as db:
             changed = db.execute(delete(schema.quarantines).filter_by(client_id=client_id)).rowcount > 0
             changed = db.execute(lost.values(losses=0)).rowcount > 0 or changed
-            client = find(db, schema.clients, client_id=client_id)
+            client = sql.find(db, schema.clients, client_id=client_id)
             if client is not None and (work := ClientWork.of(client["work"])).newest:
-                count_work(db, {client_id: ClientWork.released})
+                sql.count_work(db, {client_id: ClientWork.released})
                 changed = changed or work.of_newest()["admitted"] < len(work.newest)
             if changed:
-                write_history(db, why)
+                sql.write_history(db, why)
             return changed
 
     def client_state_records(self, run_id: str) -> list[ClientStateRecord]:
@@ -265,11 +258,11 @@ class ClientLedger(Transactions):
         """
         with self._transaction("write client states") as db:
             for state in states:
-                if find(db, schema.clients, client_id=state.client_id):
+                if sql.find(db, schema.clients, client_id=state.client_id):
                     db.execute(delete(schema.client_states).filter_by(run_id=state.run_id, client_id=state.client_id))
-                    db.execute(insert(schema.client_states), to_row(state))
-            replace_quarantine_record(db, quarantine, None)
-            write_history(db, *whys)
+                    db.execute(insert(schema.client_states), sql.to_row(state))
+            sql.replace_quarantine_record(db, quarantine, None)
+            sql.write_history(db, *whys)
 
 
 def _without_counters(row: dict[str, object]) -> dict[str, object]:

@@ -10,25 +10,8 @@ from sqlalchemy import Connection, bindparam, func, insert, select
 from fl_common.units import counted
 from fl_server.store.client_work import EndedWork
 from fl_server.store.database import schema
-from fl_server.store.database.transactions import (
-    LARGEST,
-    Counted,
-    Transactions,
-    attempt_of,
-    count_work,
-    find,
-    hides_cohorts,
-    remove,
-    replace,
-    replace_quarantine_record,
-    replace_run,
-    rows_where,
-    rows_with,
-    stage_of,
-    to_row,
-    update_of,
-    write_history,
-)
+from fl_server.store.database import transactions as sql
+from fl_server.store.database.transactions import Transactions
 from fl_server.store.errors import StoreError
 from fl_server.store.records import (
     STAGES,
@@ -44,12 +27,12 @@ from fl_server.store.records import (
     Weighed,
 )
 
-_OF_CLIENTS = rows_with(schema.updates, "run_id", "round", "exchange").where(
+_OF_CLIENTS = sql.rows_with(schema.updates, "run_id", "round", "exchange").where(
     schema.updates.c.client_id.in_(bindparam("clients", expanding=True))
 )
 
 
-_FAILURES = rows_with(schema.failures, "run_id", "round").order_by(
+_FAILURES = sql.rows_with(schema.failures, "run_id", "round").order_by(
     schema.failures.c.exchange, schema.failures.c.failed_at
 )
 _OF_ROUND = (schema.attempts, schema.updates, schema.failures, schema.accepted)
@@ -69,21 +52,21 @@ class RoundLedger(Transactions):
         key = {name: getattr(attempt, name) for name in ("run_id", "round", "exchange", "attempt")}
         doing = f"open attempt {attempt.attempt} of run {attempt.run_id!r} round {attempt.round}"
         with self._transaction(doing) as db:
-            known = find(db, schema.attempts, **key)
-            if known is None or attempt_of(known) != attempt:
-                db.execute(insert(schema.attempts), to_row(attempt))
+            known = sql.find(db, schema.attempts, **key)
+            if known is None or sql.attempt_of(known) != attempt:
+                db.execute(insert(schema.attempts), sql.to_row(attempt))
                 if charge is not None:
-                    db.execute(insert(schema.charges), to_row(charge))
-                write_history(db, why)
+                    db.execute(insert(schema.charges), sql.to_row(charge))
+                sql.write_history(db, why)
 
     def add_charge(self, charge: ChargeRecord) -> None:
         """Charge an account what is not in the ledger; StoreError if it has a charge of this number."""
         with self._transaction(f"charge the privacy account {charge.account!r}") as db:
-            db.execute(insert(schema.charges), to_row(charge))
+            db.execute(insert(schema.charges), sql.to_row(charge))
 
     def charges(self, account: str) -> list[ChargeRecord]:
         """All that a privacy account was charged, by number."""
-        query = rows_where(schema.charges, account=account).order_by(schema.charges.c.number)
+        query = sql.rows_where(schema.charges, account=account).order_by(schema.charges.c.number)
         return [ChargeRecord(**row) for row in self._read(f"the charges of account {account!r}", query)]
 
     def charged_accounts(self) -> dict[str, int]:
@@ -93,7 +76,7 @@ class RoundLedger(Transactions):
 
     def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
         """Attempts of a round, by exchange and attempt."""
-        attempts = map(attempt_of, self._rows("attempts", schema.attempts, run_id=run_id, round=round))
+        attempts = map(sql.attempt_of, self._rows("attempts", schema.attempts, run_id=run_id, round=round))
         return sorted(attempts, key=lambda attempt: (attempt.exchange, attempt.attempt))
 
     def set_seconds_left(self, run_id: str, seconds: Mapping[tuple[int, int, int], float]) -> None:
@@ -104,7 +87,7 @@ class RoundLedger(Transactions):
         with self._transaction(f"write the time left to run {run_id!r}") as db:
             for attempt, left in seconds.items():
                 key = {"run_id": run_id, **dict(zip(("round", "exchange", "attempt"), attempt, strict=True))}
-                replace(db, schema.attempts, key, {"seconds_left": left})
+                sql.replace(db, schema.attempts, key, {"seconds_left": left})
 
     def record_update(
         self,
@@ -129,22 +112,24 @@ class RoundLedger(Transactions):
 
     def update_of(self, run_id: str, round: int, exchange: int, client_id: str) -> UpdateRecord | None:
         """One update's record, if there is one."""
-        if max(round, exchange) > LARGEST:
+        if max(round, exchange) > sql.LARGEST:
             return None
         key = {"run_id": run_id, "round": round, "exchange": exchange, "client_id": client_id}
-        return next(map(update_of, self._rows("an update", schema.updates, **key)), None)
+        return next(map(sql.update_of, self._rows("an update", schema.updates, **key)), None)
 
     def updates_of(self, run_id: str, exchange: int, rounds: Sequence[int], client_id: str) -> list[UpdateRecord]:
         """The records of a client in an exchange of these rounds, in any order; no other record is read."""
-        possible = [round_ for round_ in rounds if round_ <= LARGEST]
-        if not possible or exchange > LARGEST:
+        possible = [round_ for round_ in rounds if round_ <= sql.LARGEST]
+        if not possible or exchange > sql.LARGEST:
             return []
-        query = rows_where(schema.updates, run_id=run_id, exchange=exchange, client_id=client_id)
-        return [update_of(row) for row in self._read("updates", query.where(schema.updates.c.round.in_(possible)))]
+        query = sql.rows_where(schema.updates, run_id=run_id, exchange=exchange, client_id=client_id)
+        return [sql.update_of(row) for row in self._read("updates", query.where(schema.updates.c.round.in_(possible)))]
 
     def updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
         """The records of an exchange, in the order of client id bytes."""
-        updates = map(update_of, self._rows("updates", schema.updates, run_id=run_id, round=round, exchange=exchange))
+        updates = map(
+            sql.update_of, self._rows("updates", schema.updates, run_id=run_id, round=round, exchange=exchange)
+        )
         return sorted(updates, key=lambda update: update.client_id.encode())
 
     def drop_update(self, run_id: str, round: int, exchange: int, client_id: str, why: HistoryRecord) -> None:
@@ -154,8 +139,8 @@ class RoundLedger(Transactions):
         """
         key = {"run_id": run_id, "round": round, "exchange": exchange, "client_id": client_id}
         with self._transaction(f"drop the update of {client_id!r} in run {run_id!r}") as db:
-            if remove(db, schema.updates, **key):
-                write_history(db, None if hides_cohorts(db, run_id) else why)
+            if sql.remove(db, schema.updates, **key):
+                sql.write_history(db, None if sql.hides_cohorts(db, run_id) else why)
 
     def refuse_accepted(
         self,
@@ -175,20 +160,20 @@ class RoundLedger(Transactions):
         round = first.round if round is None else round
         of_round = {"run_id": first.run_id, "round": round}
         with self._transaction(f"refuse accepted updates of run {first.run_id!r}") as db:
-            if find(db, schema.commits, **of_round):
+            if sql.find(db, schema.commits, **of_round):
                 raise StoreError(f"round {round} of run {first.run_id!r} is committed: its list stands")
-            if not remove(db, schema.accepted, **of_round, exchange=first.exchange):
+            if not sql.remove(db, schema.accepted, **of_round, exchange=first.exchange):
                 return
             for update in refused:
                 key = {name: getattr(update, name) for name in ("run_id", "round", "exchange", "client_id")}
-                replace(db, schema.updates, key, to_row(update))
-            hidden = hides_cohorts(db, first.run_id)
+                sql.replace(db, schema.updates, key, sql.to_row(update))
+            hidden = sql.hides_cohorts(db, first.run_id)
             later = {update.client_id: _as_refused(update, packages.get(update.client_id, ""), hidden=hidden, ended=0)
                      for update in refused}  # fmt: skip
-            count_work(db, later)
+            sql.count_work(db, later)
             for quarantine in quarantines:
-                replace_quarantine_record(db, quarantine, None)
-            write_history(db, *whys)
+                sql.replace_quarantine_record(db, quarantine, None)
+            sql.write_history(db, *whys)
 
     def put_failure(self, failure: FailureRecord, why: HistoryRecord | None = None, package: str = "") -> None:
         """Replace what is known of failed work. One more failure is counted in the client's work.
@@ -197,13 +182,13 @@ class RoundLedger(Transactions):
         """
         key = {name: getattr(failure, name) for name in ("run_id", "round", "exchange", "client_id")}
         with self._transaction(f"write the failure of {failure.client_id!r} in run {failure.run_id!r}") as db:
-            before = find(db, schema.failures, **key)
+            before = sql.find(db, schema.failures, **key)
             if failure.failures > (0 if before is None else before["failures"]):
-                hidden = hides_cohorts(db, failure.run_id)
-                count_work(db, {failure.client_id: _as_failed(failure, package, hidden=hidden)})
-            remove(db, schema.failures, **key)
-            db.execute(insert(schema.failures), to_row(failure))
-            write_history(db, why)
+                hidden = sql.hides_cohorts(db, failure.run_id)
+                sql.count_work(db, {failure.client_id: _as_failed(failure, package, hidden=hidden)})
+            sql.remove(db, schema.failures, **key)
+            db.execute(insert(schema.failures), sql.to_row(failure))
+            sql.write_history(db, why)
 
     def failures(self, run_id: str, round: int) -> list[FailureRecord]:
         """What went wrong in a round, by exchange, in the order of failure."""
@@ -212,7 +197,7 @@ class RoundLedger(Transactions):
     def latest_failure(self, run_id: str) -> FailureRecord | None:
         """The latest failed work of a run; None if none has failed."""
         table = schema.failures
-        query = rows_where(table, run_id=run_id).where(table.c.failures > 0)
+        query = sql.rows_where(table, run_id=run_id).where(table.c.failures > 0)
         query = query.order_by(table.c.round.desc(), table.c.failed_at.desc()).limit(1)
         return next((FailureRecord(**row) for row in self._read("failures", query)), None)
 
@@ -235,7 +220,7 @@ class RoundLedger(Transactions):
             entry.append(version)
         key = {"run_id": run_id, "round": round, "exchange": exchange}
         with self._transaction(f"fix the accepted list of run {run_id!r} round {round}", fsynced=True) as db:
-            fixed = find(db, schema.accepted, **key)
+            fixed = sql.find(db, schema.accepted, **key)
             if fixed is None:
                 db.execute(insert(schema.accepted).values(**key, entries=entries))
             elif fixed["entries"] != entries:
@@ -263,8 +248,8 @@ class RoundLedger(Transactions):
     def unfix(self, run_id: str, round: int, why: HistoryRecord) -> None:
         """Remove the list of an uncommitted round of a run with a buffer: bytes of it are torn or gone."""
         with self._transaction(f"give up the accepted list of run {run_id!r} round {round}") as db:
-            if remove(db, schema.accepted, run_id=run_id, round=round):
-                write_history(db, why)
+            if sql.remove(db, schema.accepted, run_id=run_id, round=round):
+                sql.write_history(db, why)
 
     def accepted_updates(self, run_id: str, round: int, exchange: int) -> list[UpdateRecord]:
         """The accepted updates of an exchange, in the order of its list."""
@@ -306,15 +291,15 @@ class RoundLedger(Transactions):
         """
         key = {"run_id": run.run_id, "round": round}
         with self._transaction(f"restart round {round} of run {run.run_id!r}") as db:
-            if find(db, schema.commits, **key):
+            if sql.find(db, schema.commits, **key):
                 raise StoreError(f"round {round} of run {run.run_id!r} is committed: it cannot be restarted")
             for table in (*_OF_ROUND, schema.secure_stages, schema.secure_answers):
-                remove(db, table, **key)
+                sql.remove(db, table, **key)
             if past_draws:
                 past = AttemptRecord(run.run_id, round, 0, past_draws - 1, (), why.time, 0.0)
-                db.execute(insert(schema.attempts), to_row(past))
-            replace_run(db, run)
-            write_history(db, why)
+                db.execute(insert(schema.attempts), sql.to_row(past))
+            sql.replace_run(db, run)
+            sql.write_history(db, why)
 
 
 def _recorded(db: Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]:
@@ -327,17 +312,17 @@ def _recorded(db: Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]
             fresh.append(verdict)
     # A list of rows is one statement; an empty one would be a row of defaults.
     if fresh:
-        db.execute(insert(schema.updates), [to_row(verdict.update) for verdict in fresh])
+        db.execute(insert(schema.updates), [sql.to_row(verdict.update) for verdict in fresh])
     refused = [verdict.update for verdict in fresh if not verdict.update.admitted]
-    hidden = bool(refused) and hides_cohorts(db, refused[0].run_id)
+    hidden = bool(refused) and sql.hides_cohorts(db, refused[0].run_id)
     events = {verdict.update.client_id: _as_decided(verdict, hidden=hidden) for verdict in fresh}
-    count_work(db, {client: event for client, event in events.items() if event is not None})
+    sql.count_work(db, {client: event for client, event in events.items() if event is not None})
     for _, quarantine, why, _ in fresh:
-        replace_quarantine_record(db, quarantine, why)
+        sql.replace_quarantine_record(db, quarantine, why)
     return [known[_key(verdict.update)] for verdict in verdicts]
 
 
-def _as_decided(verdict: Weighed, *, hidden: bool) -> Counted | None:
+def _as_decided(verdict: Weighed, *, hidden: bool) -> sql.Counted | None:
     """What a verdict counts: a refusal, work with a package, what its client's data has spent; None for nothing."""
     update, package = verdict.update, verdict.package
     if not update.admitted:
@@ -347,13 +332,13 @@ def _as_decided(verdict: Weighed, *, hidden: bool) -> Counted | None:
     return (lambda work: work.with_package(package)) if package else None
 
 
-def _as_refused(update: UpdateRecord, package: str, *, hidden: bool, ended: int = 1) -> Counted:
+def _as_refused(update: UpdateRecord, package: str, *, hidden: bool, ended: int = 1) -> sql.Counted:
     what = EndedWork(update.run_id, update.round, update.refused_for, update.detail, update.received_at)
     shown = what.of_hidden_run() if hidden else what
     return lambda work: work.ended("refused", shown).with_package(package, ended=ended, failed=True)
 
 
-def _as_failed(failure: FailureRecord, package: str, *, hidden: bool) -> Counted:
+def _as_failed(failure: FailureRecord, package: str, *, hidden: bool) -> sql.Counted:
     what = EndedWork(failure.run_id, failure.round, failure.cause, failure.detail, failure.failed_at)
     shown = what.of_hidden_run() if hidden else what
     return lambda work: work.ended("failed", shown).with_package(package, failed=True)
@@ -366,7 +351,7 @@ def _known(db: Connection, updates: Sequence[UpdateRecord]) -> dict[tuple[object
         clients = {update.client_id for update in updates if _key(update)[:3] == exchange}
         values = dict(zip(("run_id", "round", "exchange"), exchange, strict=True))
         for row in db.execute(_OF_CLIENTS, {**values, "clients": list(clients)}).mappings():
-            record = update_of(row)
+            record = sql.update_of(row)
             known[_key(record)] = record
     return known
 
@@ -384,15 +369,15 @@ class StageLedger(Transactions):
     def open_stage(self, stage: StageRecord, seconds: float, why: HistoryRecord | None = None) -> None:
         """Write that a stage is open, with its members and its time. The same key again changes nothing."""
         with self._transaction(f"open the stage {stage.stage} of run {stage.run_id!r} round {stage.round}") as db:
-            if find(db, schema.secure_stages, **{name: getattr(stage, name) for name in _KEY}) is None:
-                db.execute(insert(schema.secure_stages), to_row(stage))
+            if sql.find(db, schema.secure_stages, **{name: getattr(stage, name) for name in _KEY}) is None:
+                db.execute(insert(schema.secure_stages), sql.to_row(stage))
                 attempt = {name: getattr(stage, name) for name in _KEY[:-1]}
-                replace(db, schema.attempts, attempt, {"seconds_left": seconds})
-                write_history(db, why)
+                sql.replace(db, schema.attempts, attempt, {"seconds_left": seconds})
+                sql.write_history(db, why)
 
     def stages(self, run_id: str, round: int) -> list[StageRecord]:
         """The stages of a round's latest draw, in the order in which they were opened."""
-        stages = [stage_of(row) for row in self._rows("stages", schema.secure_stages, run_id=run_id, round=round)]
+        stages = [sql.stage_of(row) for row in self._rows("stages", schema.secure_stages, run_id=run_id, round=round)]
         latest = max((stage.attempt for stage in stages), default=0)
         return sorted((each for each in stages if each.attempt == latest), key=lambda stage: STAGES.index(stage.stage))
 
@@ -401,9 +386,9 @@ class StageLedger(Transactions):
         key = {name: getattr(answer, name) for name in (*_KEY, "client_id")}
         doing = f"write the answer of {answer.client_id!r} to the stage {answer.stage} of run {answer.run_id!r}"
         with self._transaction(doing) as db:
-            if (first := find(db, schema.secure_answers, **key)) is not None:
+            if (first := sql.find(db, schema.secure_answers, **key)) is not None:
                 return bytes(first["content"])
-            db.execute(insert(schema.secure_answers), to_row(answer))
+            db.execute(insert(schema.secure_answers), sql.to_row(answer))
             return answer.content
 
     def answers(self, run_id: str, round: int, attempt: int) -> Mapping[str, dict[str, bytes]]:

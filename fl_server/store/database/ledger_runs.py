@@ -14,23 +14,8 @@ from sqlalchemy import update as change
 from fl_server.rounds.metrics import EVALUATED
 from fl_server.store.client_work import Arrived, ClientWork, timings
 from fl_server.store.database import schema
-from fl_server.store.database.transactions import (
-    LARGEST,
-    Counted,
-    Transactions,
-    count_updates,
-    count_work,
-    find,
-    hides_cohorts,
-    history_of,
-    remove,
-    replace,
-    replace_run,
-    rows_where,
-    rows_with,
-    to_row,
-    write_history,
-)
+from fl_server.store.database import transactions as sql
+from fl_server.store.database.transactions import Transactions
 from fl_server.store.errors import StoreError
 from fl_server.store.records import (
     DELETING,
@@ -56,18 +41,20 @@ _DETAILS = (
     schema.secure_answers,
 )
 _COMMITS = (
-    rows_with(schema.commits, "run_id")
+    sql.rows_with(schema.commits, "run_id")
     .where(schema.commits.c.round >= bindparam("first"))
     .order_by(schema.commits.c.round)
 )
-_LISTS = rows_with(schema.accepted, "run_id", "round").order_by(schema.accepted.c.exchange)
+_LISTS = sql.rows_with(schema.accepted, "run_id", "round").order_by(schema.accepted.c.exchange)
 _BETWEEN: Any = (bindparam("first"), bindparam("last"))
 _LISTS_BETWEEN = (
-    rows_with(schema.accepted, "run_id")
+    sql.rows_with(schema.accepted, "run_id")
     .where(schema.accepted.c.round.between(*_BETWEEN))
     .order_by(schema.accepted.c.exchange)
 )
-_COHORTS_BETWEEN = rows_with(schema.attempts, "run_id", "exchange").where(schema.attempts.c.round.between(*_BETWEEN))
+_COHORTS_BETWEEN = sql.rows_with(schema.attempts, "run_id", "exchange").where(
+    schema.attempts.c.round.between(*_BETWEEN)
+)
 _TOTALS_WITH = delete(schema.run_totals).where(
     schema.run_totals.c.run_id == bindparam("run_id"), schema.run_totals.c.rounds > bindparam("round")
 )
@@ -121,7 +108,7 @@ class Removal(Transactions):
             for table in (*_DETAILS, schema.commits, schema.run_totals, schema.client_states):
                 db.execute(delete(table).where(table.c.run_id == run_id))
             db.execute(change(schema.runs).filter_by(run_id=run_id).values(state=DELETED, spec={}, reason=""))
-            write_history(db, why)
+            sql.write_history(db, why)
 
 
 class RunLedger(Transactions):
@@ -130,22 +117,22 @@ class RunLedger(Transactions):
     def create_run(self, run: RunRecord, why: HistoryRecord) -> None:
         """Add a run; fsynced. Raises StoreError if the id exists."""
         with self._transaction(f"create run {run.run_id!r}", fsynced=True) as db:
-            if find(db, schema.runs, run_id=run.run_id):
+            if sql.find(db, schema.runs, run_id=run.run_id):
                 raise StoreError(f"there is a run {run.run_id!r} already; choose another id")
-            db.execute(insert(schema.runs), to_row(run))
-            write_history(db, why)
+            db.execute(insert(schema.runs), sql.to_row(run))
+            sql.write_history(db, why)
 
     def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
         """Replace the record of run.run_id; fsynced. Raises StoreError if there is no such run."""
         with self._transaction(f"update run {run.run_id!r}", fsynced=True) as db:
-            replace_run(db, run)
-            write_history(db, why)
+            sql.replace_run(db, run)
+            sql.write_history(db, why)
 
     def set_usage(self, run_id: str, elapsed_s: float, bytes_down: int, bytes_up: int) -> None:
         """Write the time and the bytes that a run has used. This is no change of state."""
         with self._transaction(f"write the usage of run {run_id!r}") as db:
             values = {"elapsed_s": elapsed_s, "bytes_down": bytes_down, "bytes_up": bytes_up}
-            replace(db, schema.runs, {"run_id": run_id}, values)
+            sql.replace(db, schema.runs, {"run_id": run_id}, values)
 
     def runs(self) -> list[RunRecord]:
         """All runs that were not deleted, oldest first."""
@@ -155,17 +142,17 @@ class RunLedger(Transactions):
     def add_history(self, entry: HistoryRecord) -> None:
         """Write a line of history without any other change."""
         with self._transaction("write history") as db:
-            write_history(db, entry)
+            sql.write_history(db, entry)
 
     def history(self, subject: str = "", limit: int = 1000) -> list[HistoryRecord]:
         """The newest `limit` lines about a subject ("" for all), oldest first."""
-        query = rows_where(schema.history, **({"subject": subject} if subject else {}))
+        query = sql.rows_where(schema.history, **({"subject": subject} if subject else {}))
         newest = query.order_by(schema.history.c.id.desc()).limit(max(limit, 0))
-        return [history_of(row) for row in reversed(self._read("history", newest))]
+        return [sql.history_of(row) for row in reversed(self._read("history", newest))]
 
     def history_details(self, subject: str, event: str) -> list[str]:
         """The details of all lines of an event about a subject, oldest first."""
-        query = rows_where(schema.history, subject=subject, event=event).order_by(schema.history.c.id)
+        query = sql.rows_where(schema.history, subject=subject, event=event).order_by(schema.history.c.id)
         return [row["detail"] for row in self._read("history", query)]
 
     def history_span(self, subject: str, limit: int, before: int = 2**63 - 1) -> tuple[int, int]:
@@ -185,9 +172,9 @@ class RunLedger(Transactions):
     def history_between(self, subject: str, span: tuple[int, int], limit: int) -> list[tuple[int, HistoryRecord]]:
         """The first `limit` lines about a subject with numbers from and to those of the span, each with its number."""
         table = schema.history
-        query = rows_where(table, **({"subject": subject} if subject else {}))
+        query = sql.rows_where(table, **({"subject": subject} if subject else {}))
         query = query.where(table.c.id.between(*span)).order_by(table.c.id).limit(limit)
-        return [(row["id"], history_of(row)) for row in self._read("history", query)]
+        return [(row["id"], sql.history_of(row)) for row in self._read("history", query)]
 
 
 class CommitLedger(Transactions):
@@ -203,16 +190,16 @@ class CommitLedger(Transactions):
         The same round again with the same model digest changes nothing; with another digest it is a StoreError.
         """
         with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
-            entered = find(db, schema.commits, run_id=commit.run_id, round=commit.round)
+            entered = sql.find(db, schema.commits, run_id=commit.run_id, round=commit.round)
             if entered is None:
-                db.execute(insert(schema.commits), to_row(commit))
+                db.execute(insert(schema.commits), sql.to_row(commit))
                 counted = [client for client in _accepted_by_exchange(db, commit)[-1] if client not in left_out]
                 of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round)
-                if hides_cohorts(db, commit.run_id):
+                if sql.hides_cohorts(db, commit.run_id):
                     db.execute(of_round.values(norm=None, norms=None, training_loss=None, epochs=None))
                 else:
-                    count_updates(db, counted)
-                    count_work(db, _work_in(db, commit))
+                    sql.count_updates(db, counted)
+                    sql.count_work(db, _work_in(db, commit))
                     table = schema.quarantines
                     ended = table.c.until <= commit.committed_at
                     db.execute(delete(table).where(table.c.client_id.in_(counted), ended))
@@ -220,8 +207,8 @@ class CommitLedger(Transactions):
                     accepted = of_round.filter_by(admitted=True)
                     db.execute(accepted.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
                 # Opened secrets are of no use any more.
-                remove(db, schema.secure_answers, run_id=commit.run_id, round=commit.round)
-                write_history(db, why)
+                sql.remove(db, schema.secure_answers, run_id=commit.run_id, round=commit.round)
+                sql.write_history(db, why)
                 return
             for which, name in (("model", "model_digest"), ("averaged model", "averaged_digest")):
                 if entered[name] != (came := getattr(commit, name)):
@@ -237,21 +224,21 @@ class CommitLedger(Transactions):
         """
         with self._transaction(f"set the metrics of run {run_id!r} round {round}") as db:
             key = {"run_id": run_id, "round": round}
-            if not replace(db, schema.commits, key, {"metrics": dict(metrics)}):
+            if not sql.replace(db, schema.commits, key, {"metrics": dict(metrics)}):
                 raise StoreError(f"run {run_id!r} has no committed round {round} to give metrics to")
             if EVALUATED in metrics:
                 # Nobody needs them any more, and they say more of a client than its metrics.
-                replace(db, schema.client_evaluations, key, {"sums": []})
+                sql.replace(db, schema.client_evaluations, key, {"sums": []})
             db.execute(_TOTALS_WITH, key)
 
     def set_clients_seconds_left(self, run_id: str, round: int, seconds: float) -> None:
         """Write the time left of a round's evaluation by clients. This is no change of state."""
         with self._transaction(f"write the time left to clients of run {run_id!r}") as db:
-            replace(db, schema.commits, {"run_id": run_id, "round": round}, {"clients_seconds_left": seconds})
+            sql.replace(db, schema.commits, {"run_id": run_id, "round": round}, {"clients_seconds_left": seconds})
 
     def commits(self, run_id: str, first: int = 0, limit: int | None = None) -> list[CommitRecord]:
         """Committed rounds in order, from `first` on, at most `limit`."""
-        if first > LARGEST:
+        if first > sql.LARGEST:
             return []
         query = _COMMITS if limit is None else _COMMITS.limit(limit)
         return [CommitRecord.of(dict(row)) for row in self._read("commits", query, run_id=run_id, first=first)]
@@ -305,17 +292,17 @@ class CommitLedger(Transactions):
     def put_totals(self, totals: TotalsRecord) -> None:
         """Replace the totals of a run's settled rounds. `set_metrics` of one of these rounds removes them."""
         with self._transaction(f"write the totals of run {totals.run_id!r}") as db:
-            remove(db, schema.run_totals, run_id=totals.run_id)
-            db.execute(insert(schema.run_totals), to_row(totals))
+            sql.remove(db, schema.run_totals, run_id=totals.run_id)
+            db.execute(insert(schema.run_totals), sql.to_row(totals))
 
     def record_evaluation(self, evaluation: ClientEvaluation) -> ClientEvaluation:
         """Write a client's evaluation and return it. If there is one already, change nothing and return that."""
         key = {name: getattr(evaluation, name) for name in ("run_id", "round", "client_id")}
         doing = f"record the evaluation of {evaluation.client_id!r} in run {evaluation.run_id!r}"
         with self._transaction(doing) as db:
-            if first := find(db, schema.client_evaluations, **key):
+            if first := sql.find(db, schema.client_evaluations, **key):
                 return ClientEvaluation(**first)
-            db.execute(insert(schema.client_evaluations), to_row(evaluation))
+            db.execute(insert(schema.client_evaluations), sql.to_row(evaluation))
             return evaluation
 
     def evaluations(self, run_id: str, round: int, after: str = "", limit: int | None = None) -> list[ClientEvaluation]:
@@ -355,7 +342,7 @@ def _last_updates(db: Connection, commit: CommitRecord) -> set[tuple[int, str]]:
     return {(version[0] if version else commit.round, client) for client, _, *version in _lists(db, commit)[-1]}
 
 
-def _work_in(db: Connection, commit: CommitRecord) -> dict[str, Counted]:
+def _work_in(db: Connection, commit: CommitRecord) -> dict[str, sql.Counted]:
     """What the round adds to the work of its clients. The times are of its last exchange."""
     lists, table = _accepted_by_exchange(db, commit), schema.updates
     numbers, in_last = Counter(client for clients in lists for client in clients), _last_updates(db, commit)
