@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, func, select, text
+import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
@@ -70,7 +70,7 @@ class _Raw(Protocol):
     def commit(self) -> None: ...
 
 
-def postgres_engine(address: str, *, read_only: bool = False) -> Engine:
+def postgres_engine(address: str, *, read_only: bool = False) -> sa.Engine:
     """An engine on a PostgreSQL database, with one connection. It is tested before each use and replaced if lost.
 
     Transactions run with synchronous_commit off, those with the execution option `fsynced` with on: that one flush of
@@ -80,7 +80,7 @@ def postgres_engine(address: str, *, read_only: bool = False) -> Engine:
     url = _parse(address)
     about = {"application_name": process_name(), **_CONNECT}
     try:
-        engine = create_engine(
+        engine = sa.create_engine(
             url.set(drivername=DRIVER),
             poolclass=QueuePool,
             pool_size=1,
@@ -92,12 +92,12 @@ def postgres_engine(address: str, *, read_only: bool = False) -> Engine:
         raise StoreError(
             f"a ledger in PostgreSQL needs the driver psycopg ({error}): install it with pip install '.[postgres]'"
         ) from error
-    event.listen(engine, "connect", _configure_reader if read_only else _configure_writer)
-    event.listen(engine, "begin", _begin)
+    sa.event.listen(engine, "connect", _configure_reader if read_only else _configure_writer)
+    sa.event.listen(engine, "begin", _begin)
     return engine
 
 
-def _parse(address: str) -> URL:
+def _parse(address: str) -> sa.URL:
     """Raises StoreError without the parser's text, which may contain a part of the password."""
     try:
         url = make_url(address)
@@ -120,7 +120,7 @@ def is_away(error: DBAPIError) -> bool:
     return state.startswith("08") or state in _AWAY
 
 
-def _begin(connection: Connection) -> None:
+def _begin(connection: sa.Connection) -> None:
     if connection.get_execution_options().get("fsynced"):
         connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
 
@@ -143,46 +143,46 @@ def process_name() -> str:
     return f"impetus process {os.getpid()} on host {socket.gethostname()}"
 
 
-def lock_opening(db: Connection) -> None:
+def lock_opening(db: sa.Connection) -> None:
     """Keep others from opening the ledger, or from making its tables, until the transaction ends."""
     db.exec_driver_sql(_OPENING)
 
 
-def mark_connections(engine: Engine, db: Connection | None, epoch: int) -> None:
+def mark_connections(engine: sa.Engine, db: sa.Connection | None, epoch: int) -> None:
     """Mark a connection and all later ones of the engine as those of the leader with this epoch."""
     if db is not None:
         db.exec_driver_sql(_MARK, (epoch,))
 
-    @event.listens_for(engine, "connect")
+    @sa.event.listens_for(engine, "connect")
     def mark(connection: _Raw, _: Any) -> None:
         connection.execute(_MARK, [epoch])
         connection.commit()
 
 
-def is_marked(db: Connection, epoch: int) -> bool:
+def is_marked(db: sa.Connection, epoch: int) -> bool:
     """Whether the leader with this epoch has a connection."""
-    return bool(db.execute(text(f"SELECT count(*) {_MARKED}"), {"epoch": epoch}).scalar())
+    return bool(db.execute(sa.text(f"SELECT count(*) {_MARKED}"), {"epoch": epoch}).scalar())
 
 
-def end_marked(db: Connection, epoch: int) -> None:
+def end_marked(db: sa.Connection, epoch: int) -> None:
     """End the connections of the leader with this epoch, which are of the same user."""
-    db.execute(text(f"SELECT pg_terminate_backend(pid) {_MARKED}"), {"epoch": epoch})
+    db.execute(sa.text(f"SELECT pg_terminate_backend(pid) {_MARKED}"), {"epoch": epoch})
 
 
-def count_on(db: Connection, table: Table) -> None:
+def count_on(db: sa.Connection, table: sa.Table) -> None:
     """Let PostgreSQL count numbers on behind the restored ones. Other databases do so anyway."""
     column = table.autoincrement_column
     if column is None or db.dialect.name != "postgresql":
         return
     sequence = db.execute(
-        text("SELECT pg_get_serial_sequence(:table, :name)"), {"table": table.name, "name": column.name}
+        sa.text("SELECT pg_get_serial_sequence(:table, :name)"), {"table": table.name, "name": column.name}
     ).scalar()
-    last = db.execute(select(func.max(column))).scalar()
+    last = db.execute(sa.select(sa.func.max(column))).scalar()
     if sequence is not None and last is not None:
-        db.execute(text("SELECT setval(:sequence, :last)"), {"sequence": sequence, "last": last})
+        db.execute(sa.text("SELECT setval(:sequence, :last)"), {"sequence": sequence, "last": last})
 
 
-def sqlite_engine(path: Path | str) -> Engine:
+def sqlite_engine(path: Path | str) -> sa.Engine:
     """An engine on a SQLite file, or on ":memory:".
 
     WAL with synchronous=NORMAL writes each transaction into the log without an fsync: it survives SIGKILL of the
@@ -192,18 +192,18 @@ def sqlite_engine(path: Path | str) -> Engine:
     statement is a transaction of its own, unless `snapshot` is given too. The pool holds one connection, so threads
     take turns and ":memory:" stays one database.
     """
-    engine = create_engine(
+    engine = sa.create_engine(
         f"sqlite:///{path}", poolclass=QueuePool, pool_size=1, max_overflow=0, connect_args={"check_same_thread": False}
     )
 
-    @event.listens_for(engine, "connect")
+    @sa.event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, _: Any) -> None:
         connection.isolation_level = None  # otherwise the driver begins transactions itself, too late for reads
         for pragma in ("busy_timeout=10000", "journal_mode=WAL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
 
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
         options = connection.get_execution_options()
         if options.get("reads"):
             if options.get("snapshot"):
@@ -221,9 +221,9 @@ def sqlite_engine(path: Path | str) -> Engine:
     return engine
 
 
-def engine_for(url_or_engine: str | Engine) -> Engine:
+def engine_for(url_or_engine: str | sa.Engine) -> sa.Engine:
     """The engine for a URL of SQLite or of a database server. Raises StoreError for another kind."""
-    if isinstance(url_or_engine, Engine):
+    if isinstance(url_or_engine, sa.Engine):
         return url_or_engine
     if url_or_engine.startswith("sqlite:"):
         return sqlite_engine(make_url(url_or_engine).database or ":memory:")

@@ -10,33 +10,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Column, Connection, Double, Integer, String, Table, delete, func, insert, select
-from sqlalchemy import update as change
+import sqlalchemy as sa
 
 from fl_server.store.database import schema
 from fl_server.store.database.engines import end_marked, process_name
 from fl_server.store.errors import LedgerHeld
 
-leadership = Table(
+leadership = sa.Table(
     "leadership",
     schema.metadata,
-    Column("epoch", Integer, primary_key=True, autoincrement=False),
-    Column("holder", schema.Words, nullable=False),
-    Column("directory", String(64), nullable=False),
-    Column("since", Double, nullable=False),
-    Column("until", Double, nullable=False),
+    sa.Column("epoch", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("holder", schema.Words, nullable=False),
+    sa.Column("directory", sa.String(64), nullable=False),
+    sa.Column("since", sa.Double, nullable=False),
+    sa.Column("until", sa.Double, nullable=False),
 )
 """One row: the newest leader. Times are the database's, as Unix seconds."""
-standbys = Table(
+standbys = sa.Table(
     "standbys",
     schema.metadata,
-    Column("directory", String(64), primary_key=True),
-    Column("holder", schema.Words, nullable=False),
-    Column("since", Double, nullable=False),
-    Column("seen", Double, nullable=False),
-    Column("behind_bytes", schema.BigId, nullable=False),
+    sa.Column("directory", sa.String(64), primary_key=True),
+    sa.Column("holder", schema.Words, nullable=False),
+    sa.Column("since", sa.Double, nullable=False),
+    sa.Column("seen", sa.Double, nullable=False),
+    sa.Column("behind_bytes", schema.BigId, nullable=False),
 )
-NOW = func.extract("epoch", func.clock_timestamp())
+NOW = sa.func.extract("epoch", sa.func.clock_timestamp())
 STANDBY_SEEN_S = 5.0
 """A standby that has not reported for so long is not counted on."""
 
@@ -77,9 +76,9 @@ class StandbyRow:
     """Bytes of the newest checkpoints that it has not copied yet."""
 
 
-def find(db: Connection) -> Leader | None:
+def find(db: sa.Connection) -> Leader | None:
     """The newest leader; None before the first one."""
-    row = db.execute(select(leadership, (leadership.c.until - NOW).label("left_s"))).first()
+    row = db.execute(sa.select(leadership, (leadership.c.until - NOW).label("left_s"))).first()
     return None if row is None else Leader(row.epoch, row.holder, row.directory, row.since, float(row.left_s))
 
 
@@ -92,7 +91,7 @@ def is_held(leader: Leader, directory: str, terms: LeaseTerms) -> bool:
     return leader.left_s > 0 and not same_directory and leader.epoch != terms.gone
 
 
-def require_free(db: Connection, directory: str, terms: LeaseTerms) -> Leader | None:
+def require_free(db: sa.Connection, directory: str, terms: LeaseTerms) -> Leader | None:
     """Raises LedgerHeld while another coordinator leads. Returns the leader before, whose connections are ended."""
     leader = find(db)
     if leader is None:
@@ -107,45 +106,45 @@ def require_free(db: Connection, directory: str, terms: LeaseTerms) -> Leader | 
     return leader
 
 
-def take(db: Connection, directory: str, epoch: int, terms: LeaseTerms, before: Leader | None) -> None:
+def take(db: sa.Connection, directory: str, epoch: int, terms: LeaseTerms, before: Leader | None) -> None:
     """Write the new leader, with a line of the history."""
     holder = process_name()
-    db.execute(delete(leadership))
-    db.execute(delete(standbys).where(standbys.c.directory == directory))
+    db.execute(sa.delete(leadership))
+    db.execute(sa.delete(standbys).where(standbys.c.directory == directory))
     row = {"epoch": epoch, "holder": holder, "directory": directory, "since": NOW, "until": NOW + terms.seconds}
-    db.execute(insert(leadership).values(**row))
+    db.execute(sa.insert(leadership).values(**row))
     if before is not None and before.directory != directory:
         detail = f"{holder} leads with epoch {epoch}; before: {before.holder}"
         line = {"actor": "coordinator", "event": "leader_changed", "subject": "coordinator", "detail": detail}
-        db.execute(insert(schema.history).values(time=NOW, **line))
+        db.execute(sa.insert(schema.history).values(time=NOW, **line))
 
 
-def renew(db: Connection, epoch: int, seconds: float) -> bool:
+def renew(db: sa.Connection, epoch: int, seconds: float) -> bool:
     """Extend the lease. Returns False if another coordinator leads."""
-    renewed = change(leadership).where(leadership.c.epoch == epoch).values(until=NOW + seconds)
+    renewed = sa.update(leadership).where(leadership.c.epoch == epoch).values(until=NOW + seconds)
     return db.execute(renewed).rowcount == 1
 
 
-def release(db: Connection, epoch: int) -> None:
+def release(db: sa.Connection, epoch: int) -> None:
     """Give the lease back: a standby takes it at once."""
-    db.execute(change(leadership).where(leadership.c.epoch == epoch).values(until=0.0))
+    db.execute(sa.update(leadership).where(leadership.c.epoch == epoch).values(until=0.0))
 
 
-def note_standby(db: Connection, directory: str, behind_bytes: int) -> None:
+def note_standby(db: sa.Connection, directory: str, behind_bytes: int) -> None:
     """Write that a standby waits."""
     facts = {"holder": process_name(), "seen": NOW, "behind_bytes": behind_bytes}
-    known = db.execute(change(standbys).where(standbys.c.directory == directory).values(**facts))
+    known = db.execute(sa.update(standbys).where(standbys.c.directory == directory).values(**facts))
     if not known.rowcount:
-        db.execute(insert(standbys).values(directory=directory, since=NOW, **facts))
+        db.execute(sa.insert(standbys).values(directory=directory, since=NOW, **facts))
 
 
-def forget_standby(db: Connection, directory: str) -> None:
+def forget_standby(db: sa.Connection, directory: str) -> None:
     """A standby has ended."""
-    db.execute(delete(standbys).where(standbys.c.directory == directory))
+    db.execute(sa.delete(standbys).where(standbys.c.directory == directory))
 
 
-def list_standbys(db: Connection) -> list[StandbyRow]:
+def list_standbys(db: sa.Connection) -> list[StandbyRow]:
     """The standbys that have reported lately."""
     age = (NOW - standbys.c.seen).label("age_s")
-    rows = db.execute(select(standbys, age).where(standbys.c.seen > NOW - STANDBY_SEEN_S).order_by(standbys.c.since))
+    rows = db.execute(sa.select(standbys, age).where(standbys.c.seen > NOW - STANDBY_SEEN_S).order_by(standbys.c.since))
     return [StandbyRow(row.directory, row.holder, row.since, float(row.age_s), row.behind_bytes) for row in rows]

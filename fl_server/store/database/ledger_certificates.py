@@ -7,24 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Index,
-    RowMapping,
-    Select,
-    String,
-    Table,
-    and_,
-    delete,
-    exists,
-    func,
-    insert,
-    or_,
-    select,
-    tuple_,
-)
-from sqlalchemy import update as change
+import sqlalchemy as sa
 
 from fl_server.store.database import schema
 from fl_server.store.database.schema import record_table
@@ -99,29 +82,35 @@ class RevocationRecord:
     reason: str
 
 
-_ID, _NAME, _SERIAL = String(32), String(64), String(64)
+_ID, _NAME, _SERIAL = sa.String(32), sa.String(64), sa.String(64)
 enrollments = record_table(
-    "enrollments", EnrollmentRecord, ("id",), (), Index("enrollments_by_time", "created_at", "id"), id=_ID, name=_NAME
+    "enrollments",
+    EnrollmentRecord,
+    ("id",),
+    (),
+    sa.Index("enrollments_by_time", "created_at", "id"),
+    id=_ID,
+    name=_NAME,
 )
 certificates = record_table(
     "certificates",
     CertificateRecord,
     ("serial",),
     (),
-    Index("certificates_by_name", "name", "issued_at"),
-    Index("certificates_by_time", "issued_at", "serial"),
-    Index("certificates_by_key", "key"),
-    Index("certificates_by_token", "enrollment_id"),
-    Index("certificates_by_parent", "renewed_from"),
+    sa.Index("certificates_by_name", "name", "issued_at"),
+    sa.Index("certificates_by_time", "issued_at", "serial"),
+    sa.Index("certificates_by_key", "key"),
+    sa.Index("certificates_by_token", "enrollment_id"),
+    sa.Index("certificates_by_parent", "renewed_from"),
     serial=_SERIAL,
-    role=String(16),
+    role=sa.String(16),
     name=_NAME,
-    key=String(64),
+    key=sa.String(64),
     enrollment_id=_ID,
     renewed_from=_SERIAL,
 )
 revocations = record_table(
-    "revocations", RevocationRecord, ("kind", "value"), kind=String(8), value=String(64), name=_NAME
+    "revocations", RevocationRecord, ("kind", "value"), kind=sa.String(8), value=sa.String(64), name=_NAME
 )
 
 
@@ -153,8 +142,8 @@ class CertificateLedger(Transactions):
         """Add tokens. Removes those that ended long before."""
         with self._transaction("write enrollment tokens") as db:
             long_ago = max(record.created_at for record in enrollments_) - TOKENS_KEPT_S
-            db.execute(delete(enrollments).where(enrollments.c.expires_at < long_ago))
-            db.execute(insert(enrollments), [to_row(record) for record in enrollments_])
+            db.execute(sa.delete(enrollments).where(enrollments.c.expires_at < long_ago))
+            db.execute(sa.insert(enrollments), [to_row(record) for record in enrollments_])
             write_history(db, *whys)
 
     def enrollment(self, enrollment_id: str) -> EnrollmentRecord | None:
@@ -171,7 +160,9 @@ class CertificateLedger(Transactions):
         """Make a token useless; fsynced. Returns the token; None if there is none. No history the second time."""
         still = enrollments.c.revoked.is_(False)
         with self._transaction(f"revoke the token {enrollment_id!r}", fsynced=True) as db:
-            if db.execute(change(enrollments).filter_by(id=enrollment_id).where(still).values(revoked=True)).rowcount:
+            if db.execute(
+                sa.update(enrollments).filter_by(id=enrollment_id).where(still).values(revoked=True)
+            ).rowcount:
                 write_history(db, why)
             token = find(db, enrollments, id=enrollment_id)
             return EnrollmentRecord(**token) if token else None
@@ -196,11 +187,11 @@ class CertificateLedger(Transactions):
                 return NotSpent.OLDER
             # First, so that two transactions at once cannot both take the last use.
             left = enrollments.c.uses_left
-            take = change(enrollments).filter_by(id=token_id).where(left > 0).values(uses_left=left - 1)
+            take = sa.update(enrollments).filter_by(id=token_id).where(left > 0).values(uses_left=left - 1)
             if token["expires_at"] <= now or not db.execute(take).rowcount:
                 return NotSpent.EXPIRED if token["expires_at"] <= now else NotSpent.USED
             if token["prefix"] and _is_taken(db, certificate):
-                db.execute(change(enrollments).filter_by(id=token_id).values(uses_left=left + 1))
+                db.execute(sa.update(enrollments).filter_by(id=token_id).values(uses_left=left + 1))
                 return NotSpent.NAME
             _keep(db, certificate, kept_s)
             write_history(db, why)
@@ -228,18 +219,20 @@ class CertificateLedger(Transactions):
 
     def certificates_with(self, kind: RevocationKind, value: str) -> list[CertificateRecord]:
         """All certificates with this serial, key or client's name, the newest first."""
-        query = select(certificates).where(certificates.c[kind] == value).order_by(certificates.c.issued_at.desc())
+        query = sa.select(certificates).where(certificates.c[kind] == value).order_by(certificates.c.issued_at.desc())
         if kind == "name":
             query = query.where(certificates.c.role == "client")
         return [CertificateRecord(**row) for row in self._read("certificates", query)]
 
     def certificates_never_presented(self, after: float) -> list[CertificateRecord]:
         """The newest certificate of each client that has attended with none, if it ends after this Unix time."""
-        known = select(schema.clients.c.client_id).where(schema.clients.c.certificate.is_not(None))
+        known = sa.select(schema.clients.c.client_id).where(schema.clients.c.certificate.is_not(None))
         columns = certificates.c
-        issued = select(columns.name, func.max(columns.issued_at).label("at")).where(columns.role == "client")
+        issued = sa.select(columns.name, sa.func.max(columns.issued_at).label("at")).where(columns.role == "client")
         newest = issued.where(columns.not_after > after, columns.name.not_in(known)).group_by(columns.name).subquery()
-        query = select(certificates).join(newest, and_(columns.name == newest.c.name, columns.issued_at == newest.c.at))
+        query = sa.select(certificates).join(
+            newest, sa.and_(columns.name == newest.c.name, columns.issued_at == newest.c.at)
+        )
         return [CertificateRecord(**row) for row in self._read("certificates", query)]
 
     def revoke(self, revocations_: Sequence[RevocationRecord], why: HistoryRecord) -> list[CertificateRecord]:
@@ -262,7 +255,7 @@ class CertificateLedger(Transactions):
     def revocations(self) -> list[RevocationRecord]:
         """All revocations, the newest first."""
         order = revocations.c.revoked_at.desc(), revocations.c.kind, revocations.c.value
-        return [RevocationRecord(**row) for row in self._read("revocations", select(revocations).order_by(*order))]
+        return [RevocationRecord(**row) for row in self._read("revocations", sa.select(revocations).order_by(*order))]
 
     def revocations_alone(self, name: str, after: Position | None, limit: int) -> list[RevocationRecord]:
         """Revocations of serials and keys that no certificate of the ledger has, of a holder ("" for all).
@@ -270,64 +263,64 @@ class CertificateLedger(Transactions):
         At most `limit`, the newest first, after (revoked_at, value).
         """
         value = revocations.c.value
-        known = exists().where(or_(certificates.c.serial == value, certificates.c.key == value))
+        known = sa.exists().where(sa.or_(certificates.c.serial == value, certificates.c.key == value))
         only = [revocations.c.kind != "name", ~known, *([revocations.c.name == name] if name else [])]
         newest = self._newest(revocations, ("revoked_at", "value"), after, limit, *only)
         return [RevocationRecord(**row) for row in newest]
 
     def _newest(
-        self, table: Table, key: tuple[str, str], after: Position | None, limit: int, *only: ColumnElement[bool]
+        self, table: sa.Table, key: tuple[str, str], after: Position | None, limit: int, *only: sa.ColumnElement[bool]
     ) -> list[Any]:
         """Rows in descending order of a time and an id."""
         time, name = table.c[key[0]], table.c[key[1]].collate(self._byte_order)
-        query = select(table).where(*only).order_by(time.desc(), name.desc()).limit(limit)
+        query = sa.select(table).where(*only).order_by(time.desc(), name.desc()).limit(limit)
         if after is not None:
-            query = query.where(or_(time < after[0], and_(time == after[0], name < after[1])))
+            query = query.where(sa.or_(time < after[0], sa.and_(time == after[0], name < after[1])))
         return self._read(table.name, query)
 
 
-def _keep(db: Connection, certificate: CertificateRecord, kept_s: float) -> None:
+def _keep(db: sa.Connection, certificate: CertificateRecord, kept_s: float) -> None:
     """Add a certificate, and remove old ones of its name."""
     long_ago = certificate.issued_at - kept_s
-    db.execute(delete(certificates).filter_by(name=certificate.name).where(certificates.c.not_after < long_ago))
-    db.execute(insert(certificates), to_row(certificate))
+    db.execute(sa.delete(certificates).filter_by(name=certificate.name).where(certificates.c.not_after < long_ago))
+    db.execute(sa.insert(certificates), to_row(certificate))
 
 
-def _is_older(db: Connection, token: RowMapping, wanted: CertificateRecord) -> bool:
+def _is_older(db: sa.Connection, token: sa.RowMapping, wanted: CertificateRecord) -> bool:
     """Whether a certificate of the name was revoked since the token was made."""
-    revoked = select(revocations.c.revoked_at).filter_by(name=wanted.name)
+    revoked = sa.select(revocations.c.revoked_at).filter_by(name=wanted.name)
     return db.execute(revoked.where(revocations.c.revoked_at >= token["created_at"])).first() is not None
 
 
-def _deny(db: Connection, row: RevocationRecord) -> None:
+def _deny(db: sa.Connection, row: RevocationRecord) -> None:
     """Write a revocation. One of a name replaces an earlier one; others stay as they are."""
     place = {"kind": row.kind, "value": row.value}
     if row.kind == "name":
-        db.execute(delete(revocations).filter_by(**place))
+        db.execute(sa.delete(revocations).filter_by(**place))
     elif find(db, revocations, **place):
         return
-    db.execute(insert(revocations), to_row(row))
+    db.execute(sa.insert(revocations), to_row(row))
 
 
-def _renewed_from(db: Connection, row: RevocationRecord) -> list[CertificateRecord]:
+def _renewed_from(db: sa.Connection, row: RevocationRecord) -> list[CertificateRecord]:
     """The certificates in the chains of renewals that begin with a serial or key."""
-    begin = select(certificates.c.serial).where(certificates.c[row.kind] == row.value)
+    begin = sa.select(certificates.c.serial).where(certificates.c[row.kind] == row.value)
     renewals: dict[str, CertificateRecord] = {}
     parents = {row.value} if row.kind == "serial" else set(db.execute(begin).scalars())
     while parents:
-        chosen = select(certificates).where(certificates.c.renewed_from.in_(parents))
+        chosen = sa.select(certificates).where(certificates.c.renewed_from.in_(parents))
         renewed = [CertificateRecord(**values) for values in db.execute(chosen).mappings()]
         parents = {certificate.serial for certificate in renewed} - set(renewals)
         renewals |= {certificate.serial: certificate for certificate in renewed}
     return list(renewals.values())
 
 
-def _denying(by: Sequence[tuple[str, str]]) -> Select[Any]:
+def _denying(by: Sequence[tuple[str, str]]) -> sa.Select[Any]:
     """The revocations with these kinds and values."""
-    return select(revocations).where(tuple_(revocations.c.kind, revocations.c.value).in_(by))
+    return sa.select(revocations).where(sa.tuple_(revocations.c.kind, revocations.c.value).in_(by))
 
 
-def _is_taken(db: Connection, wanted: CertificateRecord) -> bool:
+def _is_taken(db: sa.Connection, wanted: CertificateRecord) -> bool:
     """Whether the name has a certificate with another key that is valid now and not revoked."""
     valid = certificates.c.not_after > wanted.issued_at
     others = rows_where(certificates, name=wanted.name, role=wanted.role).where(valid, certificates.c.key != wanted.key)

@@ -9,19 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import (
-    Column,
-    ForeignKeyConstraint,
-    Integer,
-    RowMapping,
-    String,
-    Table,
-    bindparam,
-    delete,
-    insert,
-    select,
-)
-from sqlalchemy import update as change
+import sqlalchemy as sa
 
 from fl_server.rounds.releases import Device, DeviceState, Kind, Release, Rules
 from fl_server.store.client_work import ClientWork
@@ -34,8 +22,10 @@ from fl_server.store.records import ClientRecord, ClientStateRecord, HistoryReco
 _CHANGING = ("share", "stage_began", "rolled_back", "reason")
 _AT_ONCE = 500
 _NO_UPDATES: dict[str, object] = {"updates_counted": 0, "work": {}}
-_KNOWN = select(schema.clients.c.client_id).where(schema.clients.c.client_id.in_(bindparam("ids", expanding=True)))
-_AGAIN = change(schema.clients).where(schema.clients.c.client_id == bindparam("id_of_row"))
+_KNOWN = sa.select(schema.clients.c.client_id).where(
+    schema.clients.c.client_id.in_(sa.bindparam("ids", expanding=True))
+)
+_AGAIN = sa.update(schema.clients).where(schema.clients.c.client_id == sa.bindparam("id_of_row"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +61,19 @@ class ReleaseRecord:
 
 
 releases = record_table(
-    "releases", ReleaseRecord, ("kind", "name", "version"), kind=String(8), name=String(64), run_id=String(64),
-    signer=String(80),
+    "releases", ReleaseRecord, ("kind", "name", "version"), kind=sa.String(8), name=sa.String(64), run_id=sa.String(64),
+    signer=sa.String(80),
 )  # fmt: skip
 """A run may be deleted while its releases stay, so run_id refers to nothing."""
-release_devices = Table(
+release_devices = sa.Table(
     "release_devices",
     schema.metadata,
-    Column("kind", String(8), primary_key=True),
-    Column("name", String(64), primary_key=True),
-    Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("client_id", String(64), primary_key=True),
-    *columns_of(Device, state=String(16)),
-    ForeignKeyConstraint(["kind", "name", "version"], ["releases.kind", "releases.name", "releases.version"]),
+    sa.Column("kind", sa.String(8), primary_key=True),
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("client_id", sa.String(64), primary_key=True),
+    *columns_of(Device, state=sa.String(16)),
+    sa.ForeignKeyConstraint(["kind", "name", "version"], ["releases.kind", "releases.name", "releases.version"]),
 )
 
 
@@ -93,7 +83,7 @@ class ReleaseLedger(Transactions):
     def add_release(self, record: ReleaseRecord, why: HistoryRecord) -> None:
         """Add a release, which has no devices yet. Raises StoreError if there is this version."""
         with self._transaction(f"add release {record.version} of {record.name!r}", fsynced=True) as db:
-            db.execute(insert(releases), sql.to_row(record))
+            db.execute(sa.insert(releases), sql.to_row(record))
             sql.write_history(db, why)
 
     def save_release(self, release: Release, clients: Iterable[str], whys: Iterable[HistoryRecord]) -> None:
@@ -103,17 +93,17 @@ class ReleaseLedger(Transactions):
         doing, why = f"write release {release.version} of {release.name!r}", list(whys)
         with self._transaction(doing, fsynced=bool(why)) as db:
             values = {name: getattr(release, name) for name in _CHANGING}
-            db.execute(change(releases).filter_by(**key).values(values))
+            db.execute(sa.update(releases).filter_by(**key).values(values))
             for first in range(0, len(rows), _AT_ONCE):
                 some = rows[first : first + _AT_ONCE]
                 named = release_devices.c.client_id.in_([row["client_id"] for row in some])
-                db.execute(delete(release_devices).filter_by(**key).where(named))
-                db.execute(insert(release_devices), some)
+                db.execute(sa.delete(release_devices).filter_by(**key).where(named))
+                db.execute(sa.insert(release_devices), some)
             sql.write_history(db, *why)
 
     def releases(self, kind: Kind) -> list[ReleaseRecord]:
         """All releases of a kind, the oldest first."""
-        query = select(releases).filter_by(kind=kind)
+        query = sa.select(releases).filter_by(kind=kind)
         query = query.order_by(releases.c.created_at, releases.c.name, releases.c.version)
         return [ReleaseRecord(**{**row, "kind": kind}) for row in self._read("releases", query)]
 
@@ -122,7 +112,7 @@ class ReleaseLedger(Transactions):
     ) -> dict[str, Device]:
         """At most `limit` devices of a release, in the order of id bytes, after a client."""
         client_id = release_devices.c.client_id.collate(self._byte_order)
-        query = select(release_devices).filter_by(kind=kind, name=name, version=version).where(client_id > after)
+        query = sa.select(release_devices).filter_by(kind=kind, name=name, version=version).where(client_id > after)
         rows = self._read("the devices of a release", query.order_by(client_id).limit(limit))
         return {row["client_id"]: _device(row) for row in rows}
 
@@ -133,7 +123,7 @@ def _device_row(key: Mapping[str, Any], client: str, device: Device) -> dict[str
     return {**key, "client_id": client, **values, **plain}
 
 
-def _device(row: RowMapping) -> Device:
+def _device(row: sa.RowMapping) -> Device:
     values = {field.name: row[field.name] for field in fields(Device)}
     return Device(**{**values, "state": DeviceState(row["state"])})
 
@@ -153,7 +143,7 @@ class ClientLedger(Transactions):
             again = [_without_counters(latest[client_id]) for client_id in latest if client_id in known]
             # A list of rows is one statement; an empty one would be a row of defaults.
             if fresh:
-                db.execute(insert(table), fresh)
+                db.execute(sa.insert(table), fresh)
             if again:
                 db.execute(_AGAIN, again)
             sql.write_history(db, *whys)
@@ -168,11 +158,11 @@ class ClientLedger(Transactions):
             client = sql.find(db, schema.clients, client_id=client_id)
             if client is None:
                 return False
-            db.execute(delete(schema.clients).filter_by(client_id=client_id))
+            db.execute(sa.delete(schema.clients).filter_by(client_id=client_id))
             if client["banned"]:
-                db.execute(insert(schema.clients), sql.to_row(only_banned(sql.client_of(client))))
+                db.execute(sa.insert(schema.clients), sql.to_row(only_banned(sql.client_of(client))))
             for table in (schema.quarantines, schema.client_states, release_devices):
-                db.execute(delete(table).filter_by(client_id=client_id))
+                db.execute(sa.delete(table).filter_by(client_id=client_id))
             sql.write_history(db, why)
             return True
 
@@ -183,23 +173,23 @@ class ClientLedger(Transactions):
 
     def clients(self) -> list[ClientRecord]:
         """All clients in the order of id bytes."""
-        clients = map(sql.client_of, self._read("clients", select(schema.clients)))
+        clients = map(sql.client_of, self._read("clients", sa.select(schema.clients)))
         return sorted(clients, key=lambda client: client.client_id.encode())
 
     def clients_of(self, client_ids: Sequence[str]) -> list[ClientRecord]:
         """The records of these clients, at most 1,000, in the order of id bytes; unknown ones are left out."""
-        query = select(schema.clients).where(schema.clients.c.client_id.in_(client_ids))
+        query = sa.select(schema.clients).where(schema.clients.c.client_id.in_(client_ids))
         return sorted(map(sql.client_of, self._read("clients", query)), key=lambda client: client.client_id.encode())
 
     def update_counts(self) -> dict[str, int]:
         """Counted updates of each client."""
-        query = select(schema.clients.c.client_id, schema.clients.c.updates_counted)
+        query = sa.select(schema.clients.c.client_id, schema.clients.c.updates_counted)
         return {row["client_id"]: row["updates_counted"] for row in self._read("counters of clients", query)}
 
     def work_of(self, client_ids: Sequence[str]) -> dict[str, ClientWork]:
         """What became of the work of these clients, at most 1,000; unknown ones are left out."""
         table = schema.clients
-        query = select(table.c.client_id, table.c.work).where(table.c.client_id.in_(client_ids))
+        query = sa.select(table.c.client_id, table.c.work).where(table.c.client_id.in_(client_ids))
         return {row["client_id"]: ClientWork.of(row["work"]) for row in self._read("work of clients", query)}
 
     def count_lost(self, client_id: str) -> None:
@@ -209,7 +199,7 @@ class ClientLedger(Transactions):
 
     def quarantine_records(self) -> list[QuarantineRecord]:
         """The quarantine records of clients, in the order of id bytes."""
-        records = [QuarantineRecord(**row) for row in self._read("quarantine records", select(schema.quarantines))]
+        records = [QuarantineRecord(**row) for row in self._read("quarantine records", sa.select(schema.quarantines))]
         return sorted(records, key=lambda record: record.client_id.encode())
 
     def put_quarantine_record(self, quarantine: QuarantineRecord, why: HistoryRecord | None = None) -> None:
@@ -229,9 +219,9 @@ class ClientLedger(Transactions):
         Returns False if there was neither; no history is written then.
         """
         states = schema.client_states
-        lost = change(states).where(states.c.client_id == client_id, states.c.losses > 0)
+        lost = sa.update(states).where(states.c.client_id == client_id, states.c.losses > 0)
         with self._transaction(f"clear the quarantine record of {client_id!r}") as db:
-            changed = db.execute(delete(schema.quarantines).filter_by(client_id=client_id)).rowcount > 0
+            changed = db.execute(sa.delete(schema.quarantines).filter_by(client_id=client_id)).rowcount > 0
             changed = db.execute(lost.values(losses=0)).rowcount > 0 or changed
             client = sql.find(db, schema.clients, client_id=client_id)
             if client is not None and (work := ClientWork.of(client["work"])).newest:
@@ -259,8 +249,10 @@ class ClientLedger(Transactions):
         with self._transaction("write client states") as db:
             for state in states:
                 if sql.find(db, schema.clients, client_id=state.client_id):
-                    db.execute(delete(schema.client_states).filter_by(run_id=state.run_id, client_id=state.client_id))
-                    db.execute(insert(schema.client_states), sql.to_row(state))
+                    db.execute(
+                        sa.delete(schema.client_states).filter_by(run_id=state.run_id, client_id=state.client_id)
+                    )
+                    db.execute(sa.insert(schema.client_states), sql.to_row(state))
             sql.replace_quarantine_record(db, quarantine, None)
             sql.write_history(db, *whys)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from sqlalchemy import Connection, bindparam, func, insert, select
+import sqlalchemy as sa
 
 from fl_common.units import counted
 from fl_server.store.client_work import EndedWork
@@ -28,7 +28,7 @@ from fl_server.store.records import (
 )
 
 _OF_CLIENTS = sql.rows_with(schema.updates, "run_id", "round", "exchange").where(
-    schema.updates.c.client_id.in_(bindparam("clients", expanding=True))
+    schema.updates.c.client_id.in_(sa.bindparam("clients", expanding=True))
 )
 
 
@@ -54,15 +54,15 @@ class RoundLedger(Transactions):
         with self._transaction(doing) as db:
             known = sql.find(db, schema.attempts, **key)
             if known is None or sql.attempt_of(known) != attempt:
-                db.execute(insert(schema.attempts), sql.to_row(attempt))
+                db.execute(sa.insert(schema.attempts), sql.to_row(attempt))
                 if charge is not None:
-                    db.execute(insert(schema.charges), sql.to_row(charge))
+                    db.execute(sa.insert(schema.charges), sql.to_row(charge))
                 sql.write_history(db, why)
 
     def add_charge(self, charge: ChargeRecord) -> None:
         """Charge an account what is not in the ledger; StoreError if it has a charge of this number."""
         with self._transaction(f"charge the privacy account {charge.account!r}") as db:
-            db.execute(insert(schema.charges), sql.to_row(charge))
+            db.execute(sa.insert(schema.charges), sql.to_row(charge))
 
     def charges(self, account: str) -> list[ChargeRecord]:
         """All that a privacy account was charged, by number."""
@@ -71,7 +71,7 @@ class RoundLedger(Transactions):
 
     def charged_accounts(self) -> dict[str, int]:
         """The number of charges of each privacy account."""
-        query = select(schema.charges.c.account, func.count()).group_by(schema.charges.c.account)
+        query = sa.select(schema.charges.c.account, sa.func.count()).group_by(schema.charges.c.account)
         return {row["account"]: row["count_1"] for row in self._read("the privacy accounts", query)}
 
     def attempts(self, run_id: str, round: int) -> list[AttemptRecord]:
@@ -187,7 +187,7 @@ class RoundLedger(Transactions):
                 hidden = sql.hides_cohorts(db, failure.run_id)
                 sql.count_work(db, {failure.client_id: _as_failed(failure, package, hidden=hidden)})
             sql.remove(db, schema.failures, **key)
-            db.execute(insert(schema.failures), sql.to_row(failure))
+            db.execute(sa.insert(schema.failures), sql.to_row(failure))
             sql.write_history(db, why)
 
     def failures(self, run_id: str, round: int) -> list[FailureRecord]:
@@ -222,7 +222,7 @@ class RoundLedger(Transactions):
         with self._transaction(f"fix the accepted list of run {run_id!r} round {round}", fsynced=True) as db:
             fixed = sql.find(db, schema.accepted, **key)
             if fixed is None:
-                db.execute(insert(schema.accepted).values(**key, entries=entries))
+                db.execute(sa.insert(schema.accepted).values(**key, entries=entries))
             elif fixed["entries"] != entries:
                 raise StoreError(
                     f"the accepted list of run {run_id!r} round {round} exchange {exchange} is fixed with "
@@ -297,12 +297,12 @@ class RoundLedger(Transactions):
                 sql.remove(db, table, **key)
             if past_draws:
                 past = AttemptRecord(run.run_id, round, 0, past_draws - 1, (), why.time, 0.0)
-                db.execute(insert(schema.attempts), sql.to_row(past))
+                db.execute(sa.insert(schema.attempts), sql.to_row(past))
             sql.replace_run(db, run)
             sql.write_history(db, why)
 
 
-def _recorded(db: Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]:
+def _recorded(db: sa.Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]:
     """Enter the verdicts for which there is none yet, and what they do. Returns the verdict that stands for each."""
     known = _known(db, [verdict.update for verdict in verdicts])
     fresh: list[Weighed] = []
@@ -312,7 +312,7 @@ def _recorded(db: Connection, verdicts: Sequence[Weighed]) -> list[UpdateRecord]
             fresh.append(verdict)
     # A list of rows is one statement; an empty one would be a row of defaults.
     if fresh:
-        db.execute(insert(schema.updates), [sql.to_row(verdict.update) for verdict in fresh])
+        db.execute(sa.insert(schema.updates), [sql.to_row(verdict.update) for verdict in fresh])
     refused = [verdict.update for verdict in fresh if not verdict.update.admitted]
     hidden = bool(refused) and sql.hides_cohorts(db, refused[0].run_id)
     events = {verdict.update.client_id: _as_decided(verdict, hidden=hidden) for verdict in fresh}
@@ -344,7 +344,7 @@ def _as_failed(failure: FailureRecord, package: str, *, hidden: bool) -> sql.Cou
     return lambda work: work.ended("failed", shown).with_package(package, failed=True)
 
 
-def _known(db: Connection, updates: Sequence[UpdateRecord]) -> dict[tuple[object, ...], UpdateRecord]:
+def _known(db: sa.Connection, updates: Sequence[UpdateRecord]) -> dict[tuple[object, ...], UpdateRecord]:
     """The records in the ledger of the same clients in the same exchanges."""
     known: dict[tuple[object, ...], UpdateRecord] = {}
     for exchange in {(update.run_id, update.round, update.exchange) for update in updates}:
@@ -370,7 +370,7 @@ class StageLedger(Transactions):
         """Write that a stage is open, with its members and its time. The same key again changes nothing."""
         with self._transaction(f"open the stage {stage.stage} of run {stage.run_id!r} round {stage.round}") as db:
             if sql.find(db, schema.secure_stages, **{name: getattr(stage, name) for name in _KEY}) is None:
-                db.execute(insert(schema.secure_stages), sql.to_row(stage))
+                db.execute(sa.insert(schema.secure_stages), sql.to_row(stage))
                 attempt = {name: getattr(stage, name) for name in _KEY[:-1]}
                 sql.replace(db, schema.attempts, attempt, {"seconds_left": seconds})
                 sql.write_history(db, why)
@@ -388,7 +388,7 @@ class StageLedger(Transactions):
         with self._transaction(doing) as db:
             if (first := sql.find(db, schema.secure_answers, **key)) is not None:
                 return bytes(first["content"])
-            db.execute(insert(schema.secure_answers), sql.to_row(answer))
+            db.execute(sa.insert(schema.secure_answers), sql.to_row(answer))
             return answer.content
 
     def answers(self, run_id: str, round: int, attempt: int) -> Mapping[str, dict[str, bytes]]:

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Text, bindparam, cast, collate, delete, exists, func, insert, select
-from sqlalchemy import update as change
+import sqlalchemy as sa
 
 from fl_server.rounds.metrics import EVALUATED
 from fl_server.store.client_work import Arrived, ClientWork, timings
@@ -42,11 +41,11 @@ _DETAILS = (
 )
 _COMMITS = (
     sql.rows_with(schema.commits, "run_id")
-    .where(schema.commits.c.round >= bindparam("first"))
+    .where(schema.commits.c.round >= sa.bindparam("first"))
     .order_by(schema.commits.c.round)
 )
 _LISTS = sql.rows_with(schema.accepted, "run_id", "round").order_by(schema.accepted.c.exchange)
-_BETWEEN: Any = (bindparam("first"), bindparam("last"))
+_BETWEEN: Any = (sa.bindparam("first"), sa.bindparam("last"))
 _LISTS_BETWEEN = (
     sql.rows_with(schema.accepted, "run_id")
     .where(schema.accepted.c.round.between(*_BETWEEN))
@@ -55,8 +54,8 @@ _LISTS_BETWEEN = (
 _COHORTS_BETWEEN = sql.rows_with(schema.attempts, "run_id", "exchange").where(
     schema.attempts.c.round.between(*_BETWEEN)
 )
-_TOTALS_WITH = delete(schema.run_totals).where(
-    schema.run_totals.c.run_id == bindparam("run_id"), schema.run_totals.c.rounds > bindparam("round")
+_TOTALS_WITH = sa.delete(schema.run_totals).where(
+    schema.run_totals.c.run_id == sa.bindparam("run_id"), schema.run_totals.c.rounds > sa.bindparam("round")
 )
 
 
@@ -65,7 +64,7 @@ class Removal(Transactions):
 
     def deleted_runs(self) -> list[str]:
         """Ids of deleted runs, which are never used again."""
-        deleted = self._read("deleted runs", select(schema.runs.c.run_id).where(schema.runs.c.state == DELETED))
+        deleted = self._read("deleted runs", sa.select(schema.runs.c.run_id).where(schema.runs.c.state == DELETED))
         return [row["run_id"] for row in deleted]
 
     def remove_rounds(self, run_id: str, before: int) -> bool:
@@ -75,13 +74,13 @@ class Removal(Transactions):
         """
         with self._transaction(f"remove old rounds of run {run_id!r}") as db:
             oldest = [
-                db.execute(select(func.min(table.c.round)).where(table.c.run_id == run_id)).scalar()
+                db.execute(sa.select(sa.func.min(table.c.round)).where(table.c.run_id == run_id)).scalar()
                 for table in _DETAILS
             ]
             first = min((round_ for round_ in oldest if round_ is not None), default=before)
             end = min(before, first + ROUNDS_AT_ONCE)
             for table in _DETAILS if first < end else ():
-                db.execute(delete(table).where(table.c.run_id == run_id, table.c.round < end))
+                db.execute(sa.delete(table).where(table.c.run_id == run_id, table.c.round < end))
             return end < before
 
     def remove_run_history(self, run_id: str) -> bool:
@@ -90,24 +89,24 @@ class Removal(Transactions):
         Operators' lines stay, and the line that explains the deletion.
         """
         table = schema.history
-        lines = select(table.c.id).where(table.c.subject == run_id, table.c.actor == "coordinator")
+        lines = sa.select(table.c.id).where(table.c.subject == run_id, table.c.actor == "coordinator")
         lines = lines.where(table.c.event != "run_deleted")
         with self._transaction(f"remove the history of run {run_id!r}") as db:
             numbers = list(db.execute(lines.order_by(table.c.id).limit(LINES_AT_ONCE)).scalars())
-            db.execute(delete(table).where(table.c.id.in_(numbers)))
+            db.execute(sa.delete(table).where(table.c.id.in_(numbers)))
             return len(numbers) == LINES_AT_ONCE
 
     def remove_run(self, run_id: str, why: HistoryRecord) -> None:
         """Remove the rest of a run in state DELETING, except its id; fsynced. The same call again changes nothing."""
         with self._transaction(f"remove run {run_id!r}", fsynced=True) as db:
-            state = db.execute(select(schema.runs.c.state).where(schema.runs.c.run_id == run_id)).scalar()
+            state = db.execute(sa.select(schema.runs.c.state).where(schema.runs.c.run_id == run_id)).scalar()
             if state == DELETED:
                 return
             if state != DELETING:
                 raise StoreError(f"run {run_id!r} is {state or 'unknown'}: only one that is being deleted is removed")
             for table in (*_DETAILS, schema.commits, schema.run_totals, schema.client_states):
-                db.execute(delete(table).where(table.c.run_id == run_id))
-            db.execute(change(schema.runs).filter_by(run_id=run_id).values(state=DELETED, spec={}, reason=""))
+                db.execute(sa.delete(table).where(table.c.run_id == run_id))
+            db.execute(sa.update(schema.runs).filter_by(run_id=run_id).values(state=DELETED, spec={}, reason=""))
             sql.write_history(db, why)
 
 
@@ -119,7 +118,7 @@ class RunLedger(Transactions):
         with self._transaction(f"create run {run.run_id!r}", fsynced=True) as db:
             if sql.find(db, schema.runs, run_id=run.run_id):
                 raise StoreError(f"there is a run {run.run_id!r} already; choose another id")
-            db.execute(insert(schema.runs), sql.to_row(run))
+            db.execute(sa.insert(schema.runs), sql.to_row(run))
             sql.write_history(db, why)
 
     def update_run(self, run: RunRecord, why: HistoryRecord | None = None) -> None:
@@ -136,7 +135,7 @@ class RunLedger(Transactions):
 
     def runs(self) -> list[RunRecord]:
         """All runs that were not deleted, oldest first."""
-        transactions = self._read("runs", select(schema.runs).where(schema.runs.c.state != DELETED))
+        transactions = self._read("runs", sa.select(schema.runs).where(schema.runs.c.state != DELETED))
         return sorted((RunRecord(**row) for row in transactions), key=lambda run: (run.created_at, run.run_id))
 
     def add_history(self, entry: HistoryRecord) -> None:
@@ -161,7 +160,7 @@ class RunLedger(Transactions):
         (0, -1) if there are none. The first is 0 if there are fewer than `limit`.
         """
         table = schema.history
-        about = select(table.c.id).filter_by(**({"subject": subject} if subject else {})).where(table.c.id < before)
+        about = sa.select(table.c.id).filter_by(**({"subject": subject} if subject else {})).where(table.c.id < before)
         about = about.order_by(table.c.id.desc())
         newest = self._read("history", about.limit(1))
         if not newest or limit <= 0:
@@ -192,9 +191,9 @@ class CommitLedger(Transactions):
         with self._transaction(f"commit run {commit.run_id!r} round {commit.round}", fsynced=True) as db:
             entered = sql.find(db, schema.commits, run_id=commit.run_id, round=commit.round)
             if entered is None:
-                db.execute(insert(schema.commits), sql.to_row(commit))
+                db.execute(sa.insert(schema.commits), sql.to_row(commit))
                 counted = [client for client in _accepted_by_exchange(db, commit)[-1] if client not in left_out]
-                of_round = change(schema.updates).filter_by(run_id=commit.run_id, round=commit.round)
+                of_round = sa.update(schema.updates).filter_by(run_id=commit.run_id, round=commit.round)
                 if sql.hides_cohorts(db, commit.run_id):
                     db.execute(of_round.values(norm=None, norms=None, training_loss=None, epochs=None))
                 else:
@@ -202,7 +201,7 @@ class CommitLedger(Transactions):
                     sql.count_work(db, _work_in(db, commit))
                     table = schema.quarantines
                     ended = table.c.until <= commit.committed_at
-                    db.execute(delete(table).where(table.c.client_id.in_(counted), ended))
+                    db.execute(sa.delete(table).where(table.c.client_id.in_(counted), ended))
                 if left_out:
                     accepted = of_round.filter_by(admitted=True)
                     db.execute(accepted.where(schema.updates.c.client_id.in_(left_out)).values(reason=LEFT_OUT))
@@ -246,7 +245,7 @@ class CommitLedger(Transactions):
     def state_epochs(self, run_id: str, rounds: Sequence[int]) -> dict[int, int]:
         """The epochs of client states in these committed rounds, at most 1,000."""
         table = schema.commits
-        query = select(table.c.round, table.c.state_epoch).where(table.c.run_id == run_id, table.c.round.in_(rounds))
+        query = sa.select(table.c.round, table.c.state_epoch).where(table.c.run_id == run_id, table.c.round.in_(rounds))
         return {row["round"]: row["state_epoch"] for row in self._read("state epochs", query)}
 
     def draws(self, run_id: str, first: int, last: int) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
@@ -267,9 +266,9 @@ class CommitLedger(Transactions):
     def rounds_to_summarise(self, run_id: str, first: int = 0) -> list[int]:
         """Committed rounds, from `first` on, with evaluations by clients that are not part of their metrics yet."""
         table, answers = schema.commits, schema.client_evaluations
-        answered = exists().where(answers.c.run_id == table.c.run_id, answers.c.round == table.c.round)
-        query = select(table.c.round).where(table.c.run_id == run_id, table.c.round >= first, answered)
-        query = query.where(cast(table.c.metrics, Text).not_like(f'%"{EVALUATED}":%')).order_by(table.c.round)
+        answered = sa.exists().where(answers.c.run_id == table.c.run_id, answers.c.round == table.c.round)
+        query = sa.select(table.c.round).where(table.c.run_id == run_id, table.c.round >= first, answered)
+        query = query.where(sa.cast(table.c.metrics, sa.Text).not_like(f'%"{EVALUATED}":%')).order_by(table.c.round)
         return [row["round"] for row in self._read("evaluations", query)]
 
     def newest_values(self, wanted: Mapping[str, str], limit: int) -> dict[str, list[tuple[int, float]]]:
@@ -277,8 +276,8 @@ class CommitLedger(Transactions):
         table, by_run = schema.commits, dict[str, list[tuple[int, float]]]()
         for run_id, metric in wanted.items():
             # The text of the metrics is compared first: most rounds may have no evaluation.
-            query = select(table.c.round, table.c.metrics).where(table.c.run_id == run_id)
-            query = query.where(cast(table.c.metrics, Text).contains(json.dumps(metric), autoescape=True))
+            query = sa.select(table.c.round, table.c.metrics).where(table.c.run_id == run_id)
+            query = query.where(sa.cast(table.c.metrics, sa.Text).contains(json.dumps(metric), autoescape=True))
             newest = self._read("metrics", query.order_by(table.c.round.desc()).limit(limit))
             values = [(row["round"], row["metrics"][metric]) for row in newest if metric in row["metrics"]]
             by_run[run_id] = values[::-1]
@@ -293,7 +292,7 @@ class CommitLedger(Transactions):
         """Replace the totals of a run's settled rounds. `set_metrics` of one of these rounds removes them."""
         with self._transaction(f"write the totals of run {totals.run_id!r}") as db:
             sql.remove(db, schema.run_totals, run_id=totals.run_id)
-            db.execute(insert(schema.run_totals), sql.to_row(totals))
+            db.execute(sa.insert(schema.run_totals), sql.to_row(totals))
 
     def record_evaluation(self, evaluation: ClientEvaluation) -> ClientEvaluation:
         """Write a client's evaluation and return it. If there is one already, change nothing and return that."""
@@ -302,7 +301,7 @@ class CommitLedger(Transactions):
         with self._transaction(doing) as db:
             if first := sql.find(db, schema.client_evaluations, **key):
                 return ClientEvaluation(**first)
-            db.execute(insert(schema.client_evaluations), sql.to_row(evaluation))
+            db.execute(sa.insert(schema.client_evaluations), sql.to_row(evaluation))
             return evaluation
 
     def evaluations(self, run_id: str, round: int, after: str = "", limit: int | None = None) -> list[ClientEvaluation]:
@@ -312,41 +311,43 @@ class CommitLedger(Transactions):
         """
         # PostgreSQL would order by the database's language.
         table = schema.client_evaluations
-        client = collate(table.c.client_id, self._byte_order)
-        query = select(*(column for column in table.c if column.name != "sums")).filter_by(run_id=run_id, round=round)
+        client = sa.collate(table.c.client_id, self._byte_order)
+        query = sa.select(*(column for column in table.c if column.name != "sums")).filter_by(
+            run_id=run_id, round=round
+        )
         query = query.where(client > after).order_by(client).limit(limit)
         return [ClientEvaluation(**row) for row in self._read("evaluations", query)]
 
     def evaluation_sums(self, run_id: str, round: int, after: str, limit: int) -> list[tuple[str, Sequence[Any]]]:
         """Clients with the sums of their evaluations of a round, in order of id bytes: at most `limit` after one."""
         table = schema.client_evaluations
-        client = collate(table.c.client_id, self._byte_order)
-        query = select(table.c.client_id, table.c.sums).where(table.c.run_id == run_id, table.c.round == round)
+        client = sa.collate(table.c.client_id, self._byte_order)
+        query = sa.select(table.c.client_id, table.c.sums).where(table.c.run_id == run_id, table.c.round == round)
         sums = self._read("sums", query.where(client > after).order_by(client).limit(limit))
         return [(row["client_id"], row["sums"]) for row in sums]
 
 
-def _lists(db: Connection, commit: CommitRecord) -> list[list[Any]]:
+def _lists(db: sa.Connection, commit: CommitRecord) -> list[list[Any]]:
     """The accepted list of each exchange of a round; one empty list without any."""
     lists = db.execute(_LISTS, {"run_id": commit.run_id, "round": commit.round})
     return [row["entries"] for row in lists.mappings()] or [[]]
 
 
-def _accepted_by_exchange(db: Connection, commit: CommitRecord) -> list[list[str]]:
+def _accepted_by_exchange(db: sa.Connection, commit: CommitRecord) -> list[list[str]]:
     """The accepted clients of each exchange of a round; one empty list without any."""
     return [[client_id for client_id, *_ in entries] for entries in _lists(db, commit)]
 
 
-def _last_updates(db: Connection, commit: CommitRecord) -> set[tuple[int, str]]:
+def _last_updates(db: sa.Connection, commit: CommitRecord) -> set[tuple[int, str]]:
     """The (round, client) of the accepted updates of the last exchange."""
     return {(version[0] if version else commit.round, client) for client, _, *version in _lists(db, commit)[-1]}
 
 
-def _work_in(db: Connection, commit: CommitRecord) -> dict[str, sql.Counted]:
+def _work_in(db: sa.Connection, commit: CommitRecord) -> dict[str, sql.Counted]:
     """What the round adds to the work of its clients. The times are of its last exchange."""
     lists, table = _accepted_by_exchange(db, commit), schema.updates
     numbers, in_last = Counter(client for clients in lists for client in clients), _last_updates(db, commit)
-    columns = select(table.c.round, table.c.client_id, table.c.received_at, table.c.work_s, table.c.transfer_s)
+    columns = sa.select(table.c.round, table.c.client_id, table.c.received_at, table.c.work_s, table.c.transfer_s)
     last = columns.filter_by(run_id=commit.run_id, exchange=len(lists) - 1)
     last = last.where(table.c.round.in_({round_ for round_, _ in in_last}))
     times = timings([Arrived(*times) for round_, *times in db.execute(last) if (round_, times[0]) in in_last])

@@ -12,46 +12,30 @@ from collections.abc import Collection
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Dialect,
-    Double,
-    ForeignKey,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-    TypeDecorator,
-)
+import sqlalchemy as sa
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
 from fl_server.store import records
 
-metadata = MetaData()
+metadata = sa.MetaData()
 
-BigId = BigInteger().with_variant(Integer, "sqlite")
+BigId = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 """SQLite counts up by itself only where the type is INTEGER."""
 
 
-class JsonText(TypeDecorator[Any]):
+class JsonText(sa.TypeDecorator[Any]):
     """JSON as text: unlike a database's own JSON type it keeps key order, and the NaN of a diverged run's metrics."""
 
-    impl = Text
+    impl = sa.Text
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str | None:
         """Python value -> text; None -> NULL."""
         del dialect
         return None if value is None else json.dumps(value, separators=(",", ":"))
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
         """Text -> Python value."""
         del dialect
         return None if value is None else json.loads(value)
@@ -62,7 +46,7 @@ class SpecText(JsonText):
 
     cache_ok = True
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
         """Text -> Python value, or the text."""
         try:
             return super().process_result_value(value, dialect)
@@ -70,40 +54,40 @@ class SpecText(JsonText):
             return value
 
 
-class Measured(TypeDecorator[float]):
+class Measured(sa.TypeDecorator[float]):
     """A float that may be NaN, kept as NULL: SQLite would do so anyway, and the other backends shall not differ."""
 
-    impl = Double
+    impl = sa.Double
     cache_ok = True
 
-    def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:
+    def process_bind_param(self, value: float | None, dialect: sa.Dialect) -> float | None:
         """NaN -> NULL."""
         del dialect
         return None if value is None or math.isnan(value) else value
 
 
-class Words(TypeDecorator[str]):
+class Words(sa.TypeDecorator[str]):
     """Text that others sent: PostgreSQL takes no NUL, so U+FFFD stands in its place, on every backend."""
 
-    impl = Text
+    impl = sa.Text
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
         """NUL -> U+FFFD."""
         del dialect
         return None if value is None else value.replace("\0", "\ufffd")
 
 
-_TYPES = {str: Words, int: Integer, float: Double, bool: Boolean, bytes: LargeBinary}
+_TYPES = {str: Words, int: sa.Integer, float: sa.Double, bool: sa.Boolean, bytes: sa.LargeBinary}
 """The column of a field of this type. Other fields are JSON."""
 _Type = type[TypeEngine[Any]] | TypeEngine[Any]
-_IDS = {"run_id": String(64), "client_id": String(64), "stage": String(16)}
+_IDS = {"run_id": sa.String(64), "client_id": sa.String(64), "stage": sa.String(16)}
 """Columns of keys."""
 
 
 def columns_of(
     record: type[Any], key: Collection[str] = (), nullable: Collection[str] = (), /, **types: _Type
-) -> list[Column[Any]]:
+) -> list[sa.Column[Any]]:
     """A column for each field of a record, in their order.
 
     Args:
@@ -112,12 +96,12 @@ def columns_of(
         nullable: fields whose columns may be NULL although they are never None themselves.
         types: of columns for which the types of their fields are not enough.
     """
-    columns: list[Column[Any]] = []
+    columns: list[sa.Column[Any]] = []
     for field, hint in get_type_hints(record).items():
         kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
         kind = types.get(field) or (_IDS.get(field) if field in key else None) or _TYPES.get(kinds[0], JsonText)
         may_be_null = NoneType in kinds or kind is Measured or field in nullable
-        columns.append(Column(field, kind, primary_key=field in key, autoincrement=False, nullable=may_be_null))
+        columns.append(sa.Column(field, kind, primary_key=field in key, autoincrement=False, nullable=may_be_null))
     return columns
 
 
@@ -129,59 +113,65 @@ def record_table(
     /,
     *others: SchemaItem,
     **types: _Type,
-) -> Table:
+) -> sa.Table:
     """A table of records; the arguments are those of `columns_of`. A `run_id` in its key refers to a run."""
-    run = [ForeignKeyConstraint(["run_id"], ["runs.run_id"])] if "run_id" in key and name != "runs" else []
-    return Table(name, metadata, *columns_of(record, key, nullable, **types), *run, *others)
+    run = [sa.ForeignKeyConstraint(["run_id"], ["runs.run_id"])] if "run_id" in key and name != "runs" else []
+    return sa.Table(name, metadata, *columns_of(record, key, nullable, **types), *run, *others)
 
 
 _ATTEMPT = ("run_id", "round", "exchange", "attempt")
 _WORK = ("run_id", "round", "exchange", "client_id")
 _ROUND = ("run_id", "round")
 
-identity = Table(
+identity = sa.Table(
     "identity",
     metadata,
-    Column("coordinator_id", String(64), primary_key=True),
-    Column("directory", String(64), nullable=False),
-    Column("epoch", Integer, nullable=False),
-    Column("storage", Words, nullable=False),
+    sa.Column("coordinator_id", sa.String(64), primary_key=True),
+    sa.Column("directory", sa.String(64), nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("storage", Words, nullable=False),
 )
 runs = record_table(
-    "runs", records.RunRecord, ("run_id",), spec=SpecText, state=String(16), bytes_down=BigInteger, bytes_up=BigInteger
+    "runs",
+    records.RunRecord,
+    ("run_id",),
+    spec=SpecText,
+    state=sa.String(16),
+    bytes_down=sa.BigInteger,
+    bytes_up=sa.BigInteger,
 )
 attempts = record_table("attempts", records.AttemptRecord, _ATTEMPT)
-charges = record_table("charges", records.ChargeRecord, ("account", "number"), account=String(256))
+charges = record_table("charges", records.ChargeRecord, ("account", "number"), account=sa.String(256))
 updates = record_table(
-    "updates", records.UpdateRecord, _WORK, ("epochs",), size_bytes=BigInteger, num_examples=BigInteger,
-    num_steps=BigInteger, training_loss=Measured, norm=Measured,
+    "updates", records.UpdateRecord, _WORK, ("epochs",), size_bytes=sa.BigInteger, num_examples=sa.BigInteger,
+    num_steps=sa.BigInteger, training_loss=Measured, norm=Measured,
 )  # fmt: skip
 failures = record_table("failures", records.FailureRecord, _WORK)
-accepted = Table(
+accepted = sa.Table(
     "accepted",
     metadata,
-    Column("run_id", String(64), ForeignKey("runs.run_id"), primary_key=True),
-    Column("round", Integer, primary_key=True, autoincrement=False),
-    Column("exchange", Integer, primary_key=True, autoincrement=False),
-    Column("entries", JsonText, nullable=False, comment="[[client id, digest in hex], ...]"),
+    sa.Column("run_id", sa.String(64), sa.ForeignKey("runs.run_id"), primary_key=True),
+    sa.Column("round", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("exchange", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("entries", JsonText, nullable=False, comment="[[client id, digest in hex], ...]"),
 )
 secure_stages = record_table("secure_stages", records.StageRecord, (*_ATTEMPT, "stage"))
 secure_answers = record_table("secure_answers", records.AnswerRecord, (*_ATTEMPT, "stage", "client_id"))
 commits = record_table(
-    "commits", records.CommitRecord, _ROUND, ("epochs",), training_loss=Measured, bytes_down=BigInteger,
-    bytes_up=BigInteger, statistics=Text, norms=Text, averaged_digest=Text,
+    "commits", records.CommitRecord, _ROUND, ("epochs",), training_loss=Measured, bytes_down=sa.BigInteger,
+    bytes_up=sa.BigInteger, statistics=sa.Text, norms=sa.Text, averaged_digest=sa.Text,
 )  # fmt: skip
-run_totals = record_table("run_totals", records.TotalsRecord, ("run_id",), content=Text)
+run_totals = record_table("run_totals", records.TotalsRecord, ("run_id",), content=sa.Text)
 client_evaluations = record_table(
-    "client_evaluations", records.ClientEvaluation, (*_ROUND, "client_id"), num_examples=BigInteger
+    "client_evaluations", records.ClientEvaluation, (*_ROUND, "client_id"), num_examples=sa.BigInteger
 )
 clients = record_table("clients", records.ClientRecord, ("client_id",))
 quarantines = record_table("quarantines", records.QuarantineRecord, ("client_id",))
 client_states = record_table("client_states", records.ClientStateRecord, ("run_id", "client_id"))
-history = Table(
+history = sa.Table(
     "history",
     metadata,
-    Column("id", BigId, primary_key=True),
+    sa.Column("id", BigId, primary_key=True),
     *columns_of(records.HistoryRecord),
-    Index("history_by_subject", "subject", "id"),
+    sa.Index("history_by_subject", "subject", "id"),
 )

@@ -17,20 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    LargeBinary,
-    RowMapping,
-    String,
-    Table,
-    create_engine,
-    delete,
-    insert,
-    inspect,
-    select,
-)
+import sqlalchemy as sa
 
 from fl_common.audit import START, AuditRow, Head
 from fl_server.store.database import lease, schema
@@ -47,20 +34,20 @@ from fl_server.store.errors import Durability, StoreError, StoreTakenOver
 R = TypeVar("R")
 _TOGETHER = 500
 """Values of one statement: their number is limited."""
-objects = Table(
+objects = sa.Table(
     "objects",
     metadata,
-    Column("name", String(512), primary_key=True),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("digest", LargeBinary, nullable=False),
-    Column("part_bytes", BigInteger, nullable=False),
-    Column("parts", JsonText, nullable=False, comment="[end of a key, ...]"),
+    sa.Column("name", sa.String(512), primary_key=True),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("part_bytes", sa.BigInteger, nullable=False),
+    sa.Column("parts", JsonText, nullable=False, comment="[end of a key, ...]"),
 )
-object_removals = Table("object_removals", metadata, Column("key", String(1024), primary_key=True))
+object_removals = sa.Table("object_removals", metadata, sa.Column("key", sa.String(1024), primary_key=True))
 SCANNED = 5000
 """Rows that one call looks at: other calls of the ledger need their turn."""
 _COLUMNS = tuple(field.name for field in fields(AuditRow))
-audit = Table("audit", metadata, *columns_of(AuditRow, ("number",), number=BigId, time_us=BigId))
+audit = sa.Table("audit", metadata, *columns_of(AuditRow, ("number",), number=BigId, time_us=BigId))
 """Rows are only added. `hash` is SHA-256 over the previous row's hash and this row's other columns."""
 LEDGER = "ledger.sqlite"
 """The ledger's file in a state directory."""
@@ -93,7 +80,7 @@ class ObjectLedger(Transactions):
 
     def stored_files(self) -> list[StoredFile]:
         """All files that count, by name."""
-        rows = self._read("the files in the object store", select(objects).order_by(objects.c.name))
+        rows = self._read("the files in the object store", sa.select(objects).order_by(objects.c.name))
         return [StoredFile(**{**row, "parts": tuple(row["parts"])}) for row in rows]
 
     def add_stored_files(self, files: Sequence[StoredFile], *, fsynced: bool) -> None:
@@ -101,7 +88,7 @@ class ObjectLedger(Transactions):
         with self._transaction("add files in the object store", fsynced=fsynced) as db:
             self._remove(db, [file.name for file in files], {key for file in files for key in file.keys})
             if files:
-                db.execute(insert(objects), [asdict(file) for file in files])
+                db.execute(sa.insert(objects), [asdict(file) for file in files])
 
     def remove_stored_files(self, names: Sequence[str], others: Sequence[str] = ()) -> None:
         """Let files count no more; their parts, and other objects of which no file counts, are to be removed."""
@@ -111,29 +98,29 @@ class ObjectLedger(Transactions):
 
     def object_removals(self, limit: int) -> list[str]:
         """Keys of objects to be removed."""
-        query = select(object_removals).order_by(object_removals.c.key).limit(limit)
+        query = sa.select(object_removals).order_by(object_removals.c.key).limit(limit)
         return [row["key"] for row in self._read("the objects to be removed", query)]
 
     def objects_removed(self, keys: Sequence[str]) -> None:
         """These objects are removed."""
         with self._transaction("note removed objects") as db:
             for some in _some(keys):
-                db.execute(delete(object_removals).where(object_removals.c.key.in_(some)))
+                db.execute(sa.delete(object_removals).where(object_removals.c.key.in_(some)))
 
-    def _remove(self, db: Connection, names: Sequence[str], kept: Collection[str] = ()) -> None:
+    def _remove(self, db: sa.Connection, names: Sequence[str], kept: Collection[str] = ()) -> None:
         """kept: keys of parts that stay."""
         for some in _some(names):
-            rows = db.execute(select(objects.c.name, objects.c.parts).where(objects.c.name.in_(some))).all()
+            rows = db.execute(sa.select(objects.c.name, objects.c.parts).where(objects.c.name.in_(some))).all()
             keys = [f"{name}/{part}" for name, parts in rows for part in parts]
             self._to_remove(db, [key for key in keys if key not in kept])
-            db.execute(delete(objects).where(objects.c.name.in_(some)))
+            db.execute(sa.delete(objects).where(objects.c.name.in_(some)))
 
     @staticmethod
-    def _to_remove(db: Connection, keys: Sequence[str]) -> None:
+    def _to_remove(db: sa.Connection, keys: Sequence[str]) -> None:
         for some in _some(keys):
-            known = set(db.scalars(select(object_removals.c.key).where(object_removals.c.key.in_(some))))
+            known = set(db.scalars(sa.select(object_removals.c.key).where(object_removals.c.key.in_(some))))
             if fresh := [{"key": key} for key in dict.fromkeys(some) if key not in known]:
-                db.execute(insert(object_removals), fresh)
+                db.execute(sa.insert(object_removals), fresh)
 
 
 def _some(values: Sequence[str]) -> list[Sequence[str]]:
@@ -160,7 +147,7 @@ class AuditLedger(Transactions):
             head = newest_head(db)
             if head != after or not rows:
                 return head
-            db.execute(insert(audit), [{name: getattr(row, name) for name in _COLUMNS} for row in rows])
+            db.execute(sa.insert(audit), [{name: getattr(row, name) for name in _COLUMNS} for row in rows])
             return rows[-1].head
 
     def audit_rows(self, first: int, last: int, limit: int, matching: Mapping[str, str | int]) -> AuditPage:
@@ -170,7 +157,7 @@ class AuditLedger(Transactions):
         """
         number, wanted = audit.c.number, dict(matching)
         since_us = wanted.pop("since_us", None)
-        scanned = select(audit).where(number.between(first, last)).order_by(number)
+        scanned = sa.select(audit).where(number.between(first, last)).order_by(number)
         beyond = scanned.with_only_columns(number).offset(SCANNED).limit(1)
         with self.snapshot() as db:
             end = db.execute(beyond).scalar()
@@ -186,17 +173,17 @@ class AuditLedger(Transactions):
 
     def newest_audit_rows(self, count: int) -> list[AuditRow]:
         """The newest rows, in order of number."""
-        query = select(audit).order_by(audit.c.number.desc()).limit(count)
+        query = sa.select(audit).order_by(audit.c.number.desc()).limit(count)
         return [_row(row) for row in reversed(self._read("the audit log", query))]
 
 
-def newest_head(db: Connection) -> Head:
+def newest_head(db: sa.Connection) -> Head:
     """The newest row."""
-    newest = db.execute(select(audit.c.number, audit.c.hash).order_by(audit.c.number.desc()).limit(1)).first()
+    newest = db.execute(sa.select(audit.c.number, audit.c.hash).order_by(audit.c.number.desc()).limit(1)).first()
     return START if newest is None else Head(newest.number, bytes(newest.hash))
 
 
-def _row(row: RowMapping) -> AuditRow:
+def _row(row: sa.RowMapping) -> AuditRow:
     values: dict[str, Any] = {name: row[name] for name in _COLUMNS}
     return AuditRow(**{**values, "hash": bytes(values["hash"])})
 
@@ -243,7 +230,7 @@ def open_read_only(place: Path | str) -> Store:
     path = place / LEDGER
     if not path.is_file():
         raise StoreError(f"there is no ledger {path}: expected a coordinator's state directory, with {LEDGER} in it")
-    return Store(create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true"), home=None)
+    return Store(sa.create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true"), home=None)
 
 
 def open_ledger(
@@ -330,8 +317,8 @@ class LeaseWatch:
         """Leader and standbys now. There is no leader in a database without a ledger."""
         return self._run("read who leads", self._look)
 
-    def _look(self, db: Connection) -> Leadership:
-        if not inspect(db).has_table(lease.leadership.name):
+    def _look(self, db: sa.Connection) -> Leadership:
+        if not sa.inspect(db).has_table(lease.leadership.name):
             return Leadership(None)
         leader = lease.find(db)
         if leader is None or is_marked(db, leader.epoch):
@@ -360,7 +347,7 @@ class LeaseWatch:
 
     def ledger_id(self) -> str:
         """The id of the ledger."""
-        return self._run("read the ledger's id", lambda db: str(db.scalar(select(schema.identity.c.coordinator_id))))
+        return self._run("read the ledger's id", lambda db: str(db.scalar(sa.select(schema.identity.c.coordinator_id))))
 
     def audit_head(self) -> Head:
         """The newest row of the audit log."""
@@ -368,19 +355,19 @@ class LeaseWatch:
 
     def stored_files(self, folder: str) -> list[StoredFile]:
         """The files in the object store that count, in a folder and the folders in it."""
-        query = select(objects).where(objects.c.name.startswith(f"{folder}/", autoescape=True))
+        query = sa.select(objects).where(objects.c.name.startswith(f"{folder}/", autoescape=True))
         rows = self._run("read the files in the object store", lambda db: db.execute(query).mappings().all())
         return [StoredFile(**{**row, "parts": tuple(row["parts"])}) for row in rows]
 
     def open_runs(self) -> list[str]:
         """The ids of the runs that have not ended."""
-        query = select(schema.runs.c.run_id).where(schema.runs.c.ended_at.is_(None))
+        query = sa.select(schema.runs.c.run_id).where(schema.runs.c.ended_at.is_(None))
         return self._run("read runs", lambda db: list(db.scalars(query)))
 
     def close(self) -> None:
         """Close the connection."""
         self._engine.dispose()
 
-    def _run(self, doing: str, work: Callable[[Connection], R]) -> R:
+    def _run(self, doing: str, work: Callable[[sa.Connection], R]) -> R:
         with database_errors(doing), self._engine.begin() as db:
             return work(db)

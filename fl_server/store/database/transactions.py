@@ -20,8 +20,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Delete, Engine, RowMapping, Select, Table, Update, bindparam, delete, insert, select
-from sqlalchemy import update as change
+import sqlalchemy as sa
 
 from fl_server.run_settings import privacy
 from fl_server.store.client_work import ClientWork
@@ -43,20 +42,22 @@ from fl_server.store.records import (
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_EPOCH = select(schema.identity.c.epoch).with_for_update(read=True)
+_EPOCH = sa.select(schema.identity.c.epoch).with_for_update(read=True)
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 """What `to_row` leaves as it is."""
-Row = RowMapping
+Row = sa.RowMapping
 LARGEST = 2**31 - 1
 """Largest number of a round or exchange in a ledger. Clients may send larger ones, which PostgreSQL cannot compare."""
 HISTORY = "history"
 """The key in the `info` of a connection while its transaction has lines of history."""
 Counted = Callable[[ClientWork], ClientWork]
 """The work of a client before and after an event."""
-_WORK = select(schema.clients.c.client_id, schema.clients.c.work).where(
-    schema.clients.c.client_id.in_(bindparam("ids", expanding=True))
+_WORK = sa.select(schema.clients.c.client_id, schema.clients.c.work).where(
+    schema.clients.c.client_id.in_(sa.bindparam("ids", expanding=True))
 )
-_CHANGE_WORK = change(schema.clients).where(schema.clients.c.client_id == bindparam("of")).values(work=bindparam("new"))
+_CHANGE_WORK = (
+    sa.update(schema.clients).where(schema.clients.c.client_id == sa.bindparam("of")).values(work=sa.bindparam("new"))
+)
 
 
 def to_row(record: DataclassInstance) -> dict[str, Any]:
@@ -109,78 +110,80 @@ def history_of(row: Row) -> HistoryRecord:
     return HistoryRecord(**{key: value for key, value in row.items() if key != "id"})
 
 
-def rows_where(table: Table, **key: object) -> Select[tuple[object, ...]]:
+def rows_where(table: sa.Table, **key: object) -> sa.Select[tuple[object, ...]]:
     """The rows of a table with these values."""
-    return select(table).filter_by(**key)
+    return sa.select(table).filter_by(**key)
 
 
 @cache
-def rows_with(table: Table, *columns: str) -> Select[tuple[object, ...]]:
+def rows_with(table: sa.Table, *columns: str) -> sa.Select[tuple[object, ...]]:
     """The rows of a table whose columns have the values that come with the execution; none is None.
 
     To make a statement costs more than to execute it, so the frequent ones are made once.
     """
-    return select(table).where(*(table.c[name] == bindparam(name) for name in columns))
+    return sa.select(table).where(*(table.c[name] == sa.bindparam(name) for name in columns))
 
 
-def find(db: Connection, table: Table, **key: object) -> Row | None:
+def find(db: sa.Connection, table: sa.Table, **key: object) -> Row | None:
     """A row with these values, none of which is None."""
     return db.execute(rows_with(table, *key), key).mappings().first()
 
 
 @cache
-def _replacing(table: Table, key: tuple[str, ...], columns: tuple[str, ...]) -> Update:
+def _replacing(table: sa.Table, key: tuple[str, ...], columns: tuple[str, ...]) -> sa.Update:
     return (
-        change(table)
-        .where(*(table.c[name] == bindparam(f"of_{name}") for name in key))
-        .values({name: bindparam(name) for name in columns})
+        sa.update(table)
+        .where(*(table.c[name] == sa.bindparam(f"of_{name}") for name in key))
+        .values({name: sa.bindparam(name) for name in columns})
     )
 
 
-def replace(db: Connection, table: Table, key: Mapping[str, object], values: Mapping[str, object]) -> int:
+def replace(db: sa.Connection, table: sa.Table, key: Mapping[str, object], values: Mapping[str, object]) -> int:
     """Give the rows with this key, of which nothing is None, these values. Returns their number."""
     replacing = _replacing(table, tuple(key), tuple(values))
     return db.execute(replacing, {**{f"of_{name}": value for name, value in key.items()}, **values}).rowcount
 
 
 @cache
-def _removing(table: Table, key: tuple[str, ...]) -> Delete:
-    return delete(table).where(*(table.c[name] == bindparam(name) for name in key))
+def _removing(table: sa.Table, key: tuple[str, ...]) -> sa.Delete:
+    return sa.delete(table).where(*(table.c[name] == sa.bindparam(name) for name in key))
 
 
-def remove(db: Connection, table: Table, **key: object) -> int:
+def remove(db: sa.Connection, table: sa.Table, **key: object) -> int:
     """Remove the rows with these values, none of which is None. Returns their number."""
     return db.execute(_removing(table, tuple(key)), key).rowcount
 
 
-def replace_run(db: Connection, run: RunRecord) -> None:
+def replace_run(db: sa.Connection, run: RunRecord) -> None:
     """Replace a run's record. Raises StoreError if there is none."""
     if not replace(db, schema.runs, {"run_id": run.run_id}, to_row(run)):
         raise StoreError(f"there is no run {run.run_id!r} to update; create it first")
 
 
-def replace_quarantine_record(db: Connection, quarantine: QuarantineRecord | None, why: HistoryRecord | None) -> None:
+def replace_quarantine_record(
+    db: sa.Connection, quarantine: QuarantineRecord | None, why: HistoryRecord | None
+) -> None:
     """Replace the quarantine record of a known client, with a line of history. An unknown client is ignored."""
     if quarantine is not None and find(db, schema.clients, client_id=quarantine.client_id):
         remove(db, schema.quarantines, client_id=quarantine.client_id)
-        db.execute(insert(schema.quarantines), to_row(quarantine))
+        db.execute(sa.insert(schema.quarantines), to_row(quarantine))
         write_history(db, why)
 
 
-def hides_cohorts(db: Connection, run_id: str) -> bool:
+def hides_cohorts(db: sa.Connection, run_id: str) -> bool:
     """Whether the run's cohorts are hidden, as `RunConfig.hides_cohorts`: its clients' work does not name it."""
     run = find(db, schema.runs, run_id=run_id)
     return run is not None and privacy.hides_cohorts(run["spec"])
 
 
-def write_history(db: Connection, *whys: HistoryRecord | None) -> None:
+def write_history(db: sa.Connection, *whys: HistoryRecord | None) -> None:
     """Write the lines of history that explain a change, if there are any."""
     if lines := [to_row(why) for why in whys if why is not None]:
-        db.execute(insert(schema.history), lines)
+        db.execute(sa.insert(schema.history), lines)
         db.info[HISTORY] = True
 
 
-def count_work(db: Connection, events: Mapping[str, Counted]) -> None:
+def count_work(db: sa.Connection, events: Mapping[str, Counted]) -> None:
     """Count what happened to the work of clients, by client. Forgotten clients are ignored."""
     if not events:
         return
@@ -190,13 +193,15 @@ def count_work(db: Connection, events: Mapping[str, Counted]) -> None:
         db.execute(_CHANGE_WORK, changed)
 
 
-def count_updates(db: Connection, client_ids: Sequence[str]) -> None:
+def count_updates(db: sa.Connection, client_ids: Sequence[str]) -> None:
     """Count an update of a client for each time that it is named. Forgotten clients are ignored."""
     table, times = schema.clients, Counter(client_ids)
     for number in set(times.values()):
         clients = [client for client, count in times.items() if count == number]
         db.execute(
-            change(table).where(table.c.client_id.in_(clients)).values(updates_counted=table.c.updates_counted + number)
+            sa.update(table)
+            .where(table.c.client_id.in_(clients))
+            .values(updates_counted=table.c.updates_counted + number)
         )
 
 
@@ -223,19 +228,19 @@ class Claim:
     """Whether the files of the ledger are still in the directory, and go into the object store now."""
 
 
-def identify(db: Connection) -> str:
+def identify(db: sa.Connection) -> str:
     """The ledger's own id."""
-    return str(db.execute(select(schema.identity.c.coordinator_id)).scalar())
+    return str(db.execute(sa.select(schema.identity.c.coordinator_id)).scalar())
 
 
-def claim(db: Connection, home: Home) -> Claim:
+def claim(db: sa.Connection, home: Home) -> Claim:
     """Take the right to write from earlier openings. Raises StoreError if the ledger belongs to another directory."""
     table = schema.identity
-    identity = db.execute(select(table)).first()
+    identity = db.execute(sa.select(table)).first()
     if identity is None:
         new = {"coordinator_id": uuid.uuid4().hex, "directory": "", "epoch": 0, "storage": home.storage}
-        db.execute(insert(table).values(**new))
-        identity = db.execute(select(table)).one()
+        db.execute(sa.insert(table).values(**new))
+        identity = db.execute(sa.select(table)).one()
     if identity.storage and home.storage != identity.storage:
         raise StoreError(
             f"the files of the ledger are in {identity.storage}, and `storage` names {home.storage or 'none'}: set it "
@@ -244,11 +249,11 @@ def claim(db: Connection, home: Home) -> Claim:
     # With an object store any directory will do: it has copies only.
     _require_together(home, identity.coordinator_id, "" if identity.storage else identity.directory)
     epoch = identity.epoch + 1
-    db.execute(change(table).values(epoch=epoch, directory=identity.directory or home.id))
+    db.execute(sa.update(table).values(epoch=epoch, directory=identity.directory or home.id))
     return Claim(identity.coordinator_id, epoch, moves=home.storage != identity.storage)
 
 
-def require_claim(db: Connection, mine: Claim) -> None:
+def require_claim(db: sa.Connection, mine: Claim) -> None:
     """Raises StoreTakenOver if the ledger was opened since. Until the transaction ends, it cannot be opened."""
     if db.execute(_EPOCH).scalar() != mine.epoch:
         raise StoreTakenOver(
@@ -283,7 +288,7 @@ class Transactions:
 
     def __init__(
         self,
-        url_or_engine: str | Engine,
+        url_or_engine: str | sa.Engine,
         durability: Durability = "process",
         home: Home | None = ANYWHERE,
         terms: LeaseTerms | None = None,
@@ -311,7 +316,7 @@ class Transactions:
             self.close()
             raise
 
-    def _claimed(self, db: Connection, home: Home, terms: LeaseTerms) -> Claim:
+    def _claimed(self, db: sa.Connection, home: Home, terms: LeaseTerms) -> Claim:
         """The right to write, with the lease in PostgreSQL. SQLite has the lock of its directory."""
         if not self._is_postgres:
             return claim(db, home)
@@ -331,7 +336,7 @@ class Transactions:
     def moved_to(self, storage: str) -> None:
         """The files of the ledger are in this object store from now on."""
         with self._transaction("note where the files are", fsynced=True) as db:
-            db.execute(change(schema.identity).values(storage=storage))
+            db.execute(sa.update(schema.identity).values(storage=storage))
 
     @property
     def _byte_order(self) -> str:
@@ -351,7 +356,7 @@ class Transactions:
         self._engine.dispose()
 
     @contextmanager
-    def _transaction(self, doing: str, *, fsynced: bool = False) -> Iterator[Connection]:
+    def _transaction(self, doing: str, *, fsynced: bool = False) -> Iterator[sa.Connection]:
         """A transaction. `doing` completes "could not ..." in errors."""
         with database_errors(doing), (self._fsynced if fsynced else self._writes).begin() as db:
             if self._claim is not None:
@@ -367,18 +372,18 @@ class Transactions:
         self._after_history = call
 
     @contextmanager
-    def snapshot(self) -> Iterator[Connection]:
+    def snapshot(self) -> Iterator[sa.Connection]:
         """A transaction that reads the ledger as it is at its beginning."""
         level = {"isolation_level": "REPEATABLE READ"} if self._is_postgres else {}
         engine = self._reads.execution_options(snapshot=True, **level)
         with database_errors("read the ledger"), engine.begin() as db:
             yield db
 
-    def _read(self, doing: str, query: Select[tuple[object, ...]], **values: object) -> list[RowMapping]:
+    def _read(self, doing: str, query: sa.Select[tuple[object, ...]], **values: object) -> list[sa.RowMapping]:
         """The rows of a query. values: those of its parameters."""
         with database_errors(f"read {doing}"), self._reads.begin() as db:
             return list(db.execute(query, values).mappings())
 
-    def _rows(self, doing: str, table: Table, **key: object) -> list[RowMapping]:
+    def _rows(self, doing: str, table: sa.Table, **key: object) -> list[sa.RowMapping]:
         """The rows of a table with these values, none of which is None."""
         return self._read(doing, rows_with(table, *key), **key)

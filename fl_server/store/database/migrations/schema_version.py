@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 
+import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_mock_engine, inspect
 from sqlalchemy.engine.mock import MockConnection
 
 from fl_server.store.database.schema import metadata
 from fl_server.store.errors import StoreError
 
 
-def migrate(connection: Connection) -> None:
+def migrate(connection: sa.Connection) -> None:
     """Bring an empty or older database to this version's schema, inside the connection's transaction.
 
     Raises StoreError for a schema version this program does not know, and for a database that is not a ledger.
@@ -31,7 +31,7 @@ def migrate(connection: Connection) -> None:
             f"the ledger {database} has schema version {', '.join(unknown)}, and this program reads "
             f"{', '.join(known)}: start the program that wrote it, or name another {elsewhere} to begin anew"
         )
-    if not heads and (tables := inspect(connection).get_table_names()):
+    if not heads and (tables := sa.inspect(connection).get_table_names()):
         raise StoreError(
             f"the database {database} is not a ledger: it has tables ({', '.join(sorted(tables)[:5])}) but no schema "
             f"version: name another {elsewhere}"
@@ -56,7 +56,7 @@ def _config() -> Config:
 def _new_tables(database: str) -> tuple[str, ...]:
     """The statements that make all tables in a kind of database. Compiling them takes longer than executing them."""
     statements: list[str] = []
-    engine: MockConnection = create_mock_engine(
+    engine: MockConnection = sa.create_mock_engine(
         f"{database}://", lambda made, *_args, **_kwargs: statements.append(str(made.compile(dialect=engine.dialect)))
     )
     metadata.create_all(engine, checkfirst=False)
