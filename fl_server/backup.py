@@ -287,9 +287,8 @@ def restore_backup(config: ServerConfig, folder: Path, *, without_counts: bool =
         bucket = None if config.storage is None else Bucket(config.storage, config.objects)
         counts = None if bucket is None else ChargeCounts(bucket, content.ledger)
         if not without_counts:
-            _require_counts(
-                RunSecrets(config.state_dir / "privacy", outside=counts), charged_accounts(folder / "ledger")
-            )
+            secrets = RunSecrets(config.state_dir / "privacy", outside=counts)
+            _require_counts(secrets, charged_accounts(folder / "ledger"))
         if bucket is not None:
             _put_objects(bucket, content.ledger, folder / "objects")
         _restore_state(config, folder / "state")
@@ -356,9 +355,8 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(f"fl-server {command}", description=_ABOUT[command])
     parser.add_argument("--config", type=Path, required=True, action="append", metavar="FILE", help="settings in TOML")
     where = "new folder of the backup" if command == "backup" else "folder of the backup"
-    parser.add_argument(
-        f"--{'to' if command == 'backup' else 'from'}", dest="folder", type=Path, required=True, help=where
-    )
+    option = "--to" if command == "backup" else "--from"
+    parser.add_argument(option, dest="folder", type=Path, required=True, help=where)
     if command == "restore":
         about = "nothing was released from privacy accounts since the backup"
         parser.add_argument("--without-counts", action="store_true", help=about)

@@ -25,6 +25,7 @@ import structlog
 from fl_server.audit.log import keep_head
 from fl_server.metrics import Metrics
 from fl_server.settings.config import ServerConfig
+from fl_server.store.checkpoint_files import round_of
 from fl_server.store.database.lease import LeaseTerms
 from fl_server.store.database.store import Leadership, LeaseKeeper, LeaseWatch, Store, StoredFile, open_ledger
 from fl_server.store.errors import LedgerHeld, StoreError, StoreTakenOver, StoreUnavailable
@@ -210,14 +211,9 @@ def newest(files: list[StoredFile], open_runs: set[str]) -> list[StoredFile]:
             rounds[run][rest[0]].append(file)
     chosen = []
     for folders in rounds.values():
-        numbers = {_number(folder): folder for folder in folders}
+        numbers = {round_of(folder): folder for folder in folders}
         chosen += folders[numbers[max(numbers)]]
     return chosen
-
-
-def _number(folder: str) -> int:
-    number = folder.removeprefix("round-")
-    return int(number) if number.isdecimal() else -1
 
 
 class Standby:

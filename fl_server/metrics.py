@@ -42,18 +42,8 @@ CALL_KINDS = ("uploads", "downloads", "queries", "attends")
 CLIENT_LIMITS = (*CALL_KINDS, "calls", "fetches", "kept", "messages")
 """Limits that one client can exceed."""
 ENROLLMENTS = (
-    "issued",
-    "repeated",
-    "token",
-    "used",
-    "expired",
-    "revoked",
-    "name",
-    "csr",
-    "banned",
-    "limited",
-    "failed",
-)
+    "issued", "repeated", "token", "used", "expired", "revoked", "name", "csr", "banned", "limited", "failed",
+)  # fmt: skip
 """Results of requests at `enroll_listen`; all but the first two got no certificate."""
 KINDS = tuple(kind.value for kind in Kind)
 """What is released."""

@@ -32,15 +32,8 @@ from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 log = structlog.get_logger()
 MAX_ENTRIES = {
-    "labels": 64,
-    "tasks": 64,
-    "methods": 64,
-    "encodings": 64,
-    "pending": 1000,
-    "states": 1000,
-    "held": 64,
-    "packages": 64,
-    "package_refusals": 64,
+    **dict.fromkeys(("labels", "tasks", "methods", "encodings", "held", "packages", "package_refusals"), 64),
+    **dict.fromkeys(("pending", "states"), 1000),
 }
 MAX_MODELS = 64
 """Released models of one device."""

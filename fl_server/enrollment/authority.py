@@ -192,25 +192,13 @@ _DIGESTS = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
 _KEY = "an elliptic-curve key on P-256, P-384 or P-521"
 
 
-@dataclass(frozen=True)
-class RequestedKey:
-    """The public key of a request, whose private key its sender has."""
-
-    key: ec.EllipticCurvePublicKey
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the key (SubjectPublicKeyInfo, DER) in hex."""
-        return digest_of(self.key)
-
-
 def digest_of(key: ec.EllipticCurvePublicKey) -> str:
     """SHA-256 of a public key (SubjectPublicKeyInfo, DER) in hex."""
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
-def read_request(csr: bytes, holder: Holder) -> RequestedKey:
-    """The key of a request for this holder.
+def read_request(csr: bytes, holder: Holder) -> ec.EllipticCurvePublicKey:
+    """The public key of a request for this holder, whose private key its sender has.
 
     Raises:
         InvalidInput: it is no request in DER, is signed by another key, or its key is weak or of an unsupported kind.
@@ -229,7 +217,7 @@ def read_request(csr: bytes, holder: Holder) -> RequestedKey:
     if not signed:
         raise InvalidInput("csr", "a request signed by its own key", "another signature")
     _check_names(request, holder)
-    return RequestedKey(key)
+    return key
 
 
 def check_signature(certificate: x509.Certificate, signature: bytes, message: bytes) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from fl_common.certificates.leaf import is_issuer, issuer_key_id, key_id
 from fl_common.certificates.names import Holder
@@ -23,7 +24,7 @@ from fl_common.certificates.pem import PemWatcher, fingerprint
 from fl_common.names import check_id
 from fl_common.units import duration
 from fl_server import identity
-from fl_server.enrollment.authority import Authority, RequestedKey, Validity, check_signature, read_request
+from fl_server.enrollment.authority import Authority, Validity, check_signature, digest_of, read_request
 from fl_server.enrollment.grants import Revocations, parse_token
 from fl_server.errors import InvalidInput, NotConfigured, NotEnrolled, short
 from fl_server.identity import Identity
@@ -212,20 +213,20 @@ class Issuer:
 
     async def _sign(self, csr: bytes, holder: Holder) -> CertificateRecord:
         """Check a request, and sign a certificate for its key."""
-        requested = await self._in_thread(read_request, csr, holder)
-        if self.checks.revocations.key_is_denied(requested.digest):
+        key = await self._in_thread(read_request, csr, holder)
+        if self.checks.revocations.key_is_denied(digest_of(key)):
             raise NotEnrolled("revoked", "a new key: this one is revoked")
         span = Validity(time.time(), self.config.lifetime_s, self.checks.revocations.first_begin(holder.name))
-        return await self._in_thread(self._signed, requested, holder, span)
+        return await self._in_thread(self._signed, key, holder, span)
 
-    def _signed(self, requested: RequestedKey, holder: Holder, span: Validity) -> CertificateRecord:
-        content = self.authority.sign(holder, requested.key, span)
+    def _signed(self, key: ec.EllipticCurvePublicKey, holder: Holder, span: Validity) -> CertificateRecord:
+        content = self.authority.sign(holder, key, span)
         leaf = x509.load_der_x509_certificate(content)
         return CertificateRecord(
             serial=f"{leaf.serial_number:x}",
             role=holder.role,
             name=holder.name,
-            key=requested.digest,
+            key=digest_of(key),
             issued_at=span.now,
             not_before=leaf.not_valid_before_utc.timestamp(),
             not_after=leaf.not_valid_after_utc.timestamp(),
@@ -341,10 +342,8 @@ def _counted(authority: x509.Certificate, given: Collection[str], clients: Colle
     others = {other for other in given if other != digest}
     holders = [client.name for client in clients if client.issuer == own]
     need_it = {client.name for client in clients if digest in given and not client.checks_by & others}
-    dependents, strangers = (
-        sorted({*holders, *need_it}),
-        sorted(client.name for client in clients if digest not in client.checks_by),
-    )
+    dependents = sorted({*holders, *need_it})
+    strangers = sorted(client.name for client in clients if digest not in client.checks_by)
     names = authority.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
     return pb.Authority(
         fingerprint=digest,

@@ -166,18 +166,16 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def _most_values(self) -> int:
         """Most values in a header: enough for the largest model of a run."""
-        tensors = max(
-            (len(run.model.engine.layout.entries) for run in self._coordinator.runs() if run.model.loaded), default=0
-        )
-        return max(MOST_VALUES, VALUES_A_TENSOR * tensors)
+        models = (run.model for run in self._coordinator.runs() if run.model.loaded)
+        tensors = (len(model.engine.layout.entries) for model in models)
+        return max(MOST_VALUES, VALUES_A_TENSOR * max(tensors, default=0))
 
     async def QueryUpload(self, request: pb.QueryUploadRequest, context: Context) -> pb.QueryUploadResponse:
         """The offset at which to resume an upload, or its receipt."""
         client = self._client(request.session_id)
         async with self._transfer_limits.call(client, "queries"):
-            receipt, wanted = await self._uploads.query(
-                self._coordinator.run_of_call(request.key.run_id), request.key, client
-            )
+            run = self._coordinator.run_of_call(request.key.run_id)
+            receipt, wanted = await self._uploads.query(run, request.key, client)
             if receipt is not None or not wanted:
                 return pb.QueryUploadResponse(receipt=receipt)
             digest = digest_in(request.digest)
@@ -239,16 +237,12 @@ def handlers(service: CoordinatorService) -> grpc.GenericRpcHandler:
 
     FetchModel yields encoded messages, and `read_part` reads SubmitUpdate's chunks without a copy.
     """
-    unary, upload, push = (
-        grpc.unary_unary_rpc_method_handler,
-        grpc.stream_unary_rpc_method_handler,
-        grpc.unary_stream_rpc_method_handler,
-    )
+    unary, push = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
     methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Register": method(unary, service.Register, pb.RegisterRequest),
         "Attend": method(push, service.Attend, pb.AttendRequest),
         "FetchModel": method(push, service.FetchModel, pb.FetchModelRequest, bytes),
-        "SubmitUpdate": upload(service.SubmitUpdate, service.read_part, serialized),
+        "SubmitUpdate": grpc.stream_unary_rpc_method_handler(service.SubmitUpdate, service.read_part, serialized),
         "QueryUpload": method(unary, service.QueryUpload, pb.QueryUploadRequest),
         "ReportStatus": method(unary, service.ReportStatus, pb.ReportStatusRequest),
         "AnswerStage": method(unary, service.AnswerStage, pb.AnswerStageRequest),

@@ -184,10 +184,9 @@ class WorkerUpload:
                 await services.in_io(services.files.learn, self._name)
         except StoreError as error:
             raise Decided(await upload.failed(error)) from error
+        size, disk = upload.header.size_bytes, self._uploads.disk
         reserving = asyncio.ensure_future(
-            self._uploads.disk.of_client(
-                upload.client, services.spool.reserve, key, self._digest, upload.header.size_bytes
-            )
+            disk.of_client(upload.client, services.spool.reserve, key, self._digest, size)
         )
         try:
             await asyncio.shield(reserving)
@@ -283,11 +282,9 @@ def _plan(upload: ControlledUpload, most_bytes: int) -> pb.UploadPlan:
     if shape is None:
         return plan
     for payload in shape.payloads:
+        encoding, manifest = payload.encoding, payload.layout.to_manifest()
         plan.payloads.add(
-            payload=payload.payload,
-            manifest=payload.layout.to_manifest(),
-            encoding=payload.encoding.name,
-            fraction=payload.encoding.fraction,
+            payload=payload.payload, manifest=manifest, encoding=encoding.name, fraction=encoding.fraction
         )
     if not shape.plain:
         keys, known = upload.gate.decoding(upload.header.num_steps)

@@ -203,11 +203,10 @@ def problem_status(record: RunRecord, reason: str, state: str = "unspecified") -
         state=f"RUN_STATE_{state.upper()}",
         reason=one_line(reason),
         created=timestamp(record.created_at),
+        ended=None if record.ended_at is None else timestamp(record.ended_at),
         bytes_down=record.bytes_down,
         bytes_up=record.bytes_up,
     )
-    if record.ended_at is not None:
-        status.ended.CopyFrom(timestamp(record.ended_at))
     if hides_cohorts(record.spec):
         hide_cohort(status)
     return status
@@ -236,10 +235,7 @@ def _states(run: Run) -> pb.StateMembers:
 
 
 def _below_due(shares: Mapping[str, Share]) -> list[pb.ClientShare]:
-    first = by_id(shares)[:MOST_SHOWN]
-    return [
-        pb.ClientShare(client_id=client, counted=shares[client].counted, due=shares[client].due) for client in first
-    ]
+    return [filled(pb.ClientShare, shares[client], client_id=client) for client in by_id(shares)[:MOST_SHOWN]]
 
 
 def run_reason(run: Run) -> str:
@@ -255,11 +251,8 @@ def _short(run: Run) -> str:
     """How many rounds have fewer updates than they wanted, and why; empty for none, and where cohorts are hidden."""
     totals = run.rounds.totals()
     verb = "is" if totals.short == 1 else "are"
-    return (
-        f"{totals.short} of {counted(run.rounds.committed, 'round')} {verb} short: {totals.why_short}"
-        if totals.short
-        else ""
-    )
+    what = f"{totals.short} of {counted(run.rounds.committed, 'round')} {verb} short: {totals.why_short}"
+    return what if totals.short else ""
 
 
 def round_summary(commit: CommitRecord, *, hidden: bool) -> pb.RoundSummary:
@@ -287,7 +280,10 @@ def _account(statistics: RoundStatistics, *, hidden: bool) -> pb.RoundAccount:
 
 def client_status(fleet: Fleet, record: ClientRecord, needs: Iterable[Need] = ()) -> pb.ClientStatus:
     """The status of a client. needs: why it needs attention."""
-    status = filled(
+    session, standing = fleet.sessions.of(record.client_id), fleet.quarantine.of(record.client_id)
+    ends = None if session is None or session.origin.ends is None else timestamp(session.origin.ends)
+    until = None if standing is None else timestamp(standing.until)
+    return filled(
         pb.ClientStatus,
         record,
         state=f"CLIENT_STATE_{fleet.attendance.state(record.client_id).upper()}",
@@ -302,13 +298,9 @@ def client_status(fleet: Fleet, record: ClientRecord, needs: Iterable[Need] = ()
         policy_refusals=fleet.eligibility.policy.by(record.client_id),
         work=client_work(record.work),
         attention=[attention(need) for need in needs],
+        certificate_end=ends,
+        quarantine=None if standing is None else filled(pb.Quarantine, standing, until=until),
     )
-    session = fleet.sessions.of(record.client_id)
-    if session is not None and session.origin.ends is not None:
-        status.certificate_end.CopyFrom(timestamp(session.origin.ends))
-    if standing := fleet.quarantine.of(record.client_id):
-        status.quarantine.CopyFrom(filled(pb.Quarantine, standing, until=timestamp(standing.until)))
-    return status
 
 
 def attention(need: Need) -> pb.Attention:

@@ -325,7 +325,8 @@ class StoredCheckpoints:
     def _keep(self, folder: Path) -> None:
         """Keep the copy of a run's newest checkpoint; others may go when there is no room for them."""
         cache, before = self._files.cache, self._newest.get(folder.parent)
-        newest = folder if before is None or not before.exists() or _round(folder) >= _round(before) else before
+        is_newest = before is None or not before.exists() or round_of(folder.name) >= round_of(before.name)
+        newest = folder if before is None or is_newest else before
         self._newest[folder.parent] = newest
         cache.forget(newest)
         for other in {folder, before} - {newest, None}:
@@ -333,6 +334,7 @@ class StoredCheckpoints:
                 cache.add(other, sum(file.stat().st_size for file in other.iterdir()))
 
 
-def _round(folder: Path) -> int:
-    number = folder.name.removeprefix("round-")
+def round_of(folder: str) -> int:
+    """The round of a checkpoint by the name of its folder; -1 for the first model."""
+    number = folder.removeprefix("round-")
     return int(number) if number.isdecimal() else -1

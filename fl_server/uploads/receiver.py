@@ -60,11 +60,6 @@ class Submission:
     header: UpdateHeader
     client: str
 
-    @property
-    def key(self) -> ExchangeKey:
-        """Run, round and exchange of the update."""
-        return self.header.key
-
     def check_wanted(self) -> None:
         """Raises UpdateRefused if no update of the client is wanted for the exchange any more."""
         reason = self.run.submissions.refusal_of_update(self.header, self.client)
@@ -119,10 +114,12 @@ class Verdicts:
 
     async def admit(self, submission: Submission, norms: Mapping[str, float], clip_factor: float) -> Receipt:
         """Record that an update counts."""
-        record = _record(submission.header, submission.client, norm=next(iter(norms.values())))
-        record = replace(record, norms=norms, clip_factor=clip_factor, epochs=epochs_of(submission.header))
-        work_s, transfer_s = submission.run.rounds.transfers.seconds(submission.client)
-        record = replace(record, work_s=work_s, transfer_s=transfer_s)
+        header, client = submission.header, submission.client
+        work_s, transfer_s = submission.run.rounds.transfers.seconds(client)
+        record = replace(
+            _record(header, client, norm=next(iter(norms.values()))), norms=norms, clip_factor=clip_factor,
+            epochs=epochs_of(header), work_s=work_s, transfer_s=transfer_s,
+        )  # fmt: skip
         return await self._enter(submission, record)
 
     async def refuse(self, submission: Submission, refusal: UpdateRefused) -> Receipt:

@@ -47,9 +47,10 @@ from fl_server.store.objects.local_cache import LocalCache
 from fl_server.store.spool.spool import Spool, UnfinishedLimit
 from fl_server.store.state_directory import ledger_of
 from fl_server.uploads.part_receiver import Disk
-from fl_server.worker.link import Link, Terms
+from fl_server.worker.link import Link
 from fl_server.worker.service import Copies, DataService, handlers
 from fl_server.worker.upload import WorkerFiles
+from protos.fl.v1.worker_pb2 import ServeResponse
 
 log = structlog.get_logger()
 
@@ -257,7 +258,7 @@ class Worker:
         """Attach to the coordinator, without end. Raises SettingsError for a state directory of another one."""
         state = self._config.state_dir
 
-        def attached(terms: Terms | None) -> None:
+        def attached(terms: ServeResponse | None) -> None:
             if terms is None:
                 self._show(probes)
                 return

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, Self, TypeVar
 
@@ -29,6 +28,7 @@ from protos.wire import client_options, filled
 
 log = structlog.get_logger()
 T = TypeVar("T")
+Attached = Callable[[pb.ServeResponse | None], None]
 AGAIN_S = 1.0
 """Time after which a client tries again while the coordinator cannot be reached."""
 RECONNECT_S = 0.5
@@ -48,15 +48,6 @@ REPORT_S = 1.0
 """A report is sent after this time, also of few bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What the coordinator says when a worker attaches."""
-
-    coordinator_id: str
-    objects: str
-    epoch: int
-
-
 class Link:
     """The channel to the coordinator, for as long as the process lives. Lives on the event loop."""
 
@@ -68,10 +59,10 @@ class Link:
         """The ends of earlier connections, whose calls in progress go on."""
         self._problems: dict[str, str] = {}
         """Why an address cannot be used, as far as it is in the log."""
-        self.terms: Terms | None = None
-        """Those of the coordinator that is attached; None while there is none."""
+        self.terms: pb.ServeResponse | None = None
+        """What the coordinator said to which this worker is attached; None while there is none."""
 
-    async def keep_attached(self, pem: Callable[[], Pem | None], attached: Callable[[Terms | None], None]) -> None:
+    async def keep_attached(self, pem: Callable[[], Pem | None], attached: Attached) -> None:
         """Attach to whichever coordinator leads, and attach again, without end.
 
         pem: the worker's certificate now. attached: called with the terms, and with None when the coordinator is gone.
@@ -94,9 +85,7 @@ class Link:
                 log.warning("detached", server=server, reason=why, next_try_seconds=wait_s)
             await asyncio.sleep(wait_s)
 
-    async def _attend(
-        self, server: str, pem: Callable[[], Pem | None], attached: Callable[[Terms | None], None]
-    ) -> bool:
+    async def _attend(self, server: str, pem: Callable[[], Pem | None], attached: Attached) -> bool:
         """Stay attached until the coordinator ends the call (False), or this worker's certificate is another (True)."""
         used = pem()
         self._connect(server, used)
@@ -107,12 +96,12 @@ class Link:
             while pem() is used:
                 if not (await asyncio.wait({reading}, timeout=CERTIFICATE_CHECK_S))[0]:
                     continue
-                if (said := reading.result()) is grpc.aio.EOF:
+                if (terms := reading.result()) is grpc.aio.EOF:
                     return False
-                self.terms = Terms(said.coordinator_id, said.objects, said.epoch)
+                self.terms = terms
                 self._problems.clear()
-                log.info("attached", server=server, coordinator=said.coordinator_id)
-                attached(self.terms)
+                log.info("attached", server=server, coordinator=terms.coordinator_id)
+                attached(terms)
                 reading = asyncio.ensure_future(call.read())
             return True
         finally:
@@ -147,9 +136,7 @@ class Link:
 
     def stream(self, method: str, request: type[Message], response: type[Message]) -> Any:
         """A call with streams in both directions. Raises NotNow."""
-        self.check()
-        assert self._channel is not None  # noqa: S101 - checked
-        return self._channel.stream_stream(_PATH + method, request.SerializeToString, response.FromString)()
+        return self.check().stream_stream(_PATH + method, request.SerializeToString, response.FromString)()
 
     def resource(self, request: pb.FetchResourceRequest) -> Any:
         """The messages of a resource. Raises NotNow."""

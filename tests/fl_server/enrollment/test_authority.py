@@ -210,7 +210,7 @@ def test_a_request_gives_its_key(curve: ec.EllipticCurve) -> None:
     """With no names, or with the holder's."""
     key = ec.generate_private_key(curve)
     for csr in (csr_of(key), csr_of(key, "edge-7", [OWN])):
-        assert read_request(csr, EDGE).key == key.public_key()
+        assert read_request(csr, EDGE) == key.public_key()
 
 
 @pytest.mark.parametrize(
