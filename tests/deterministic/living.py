@@ -7,11 +7,13 @@ import shutil
 import sys
 import tempfile
 import traceback
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from weakref import ref
 
 import structlog
 import torch
@@ -53,17 +55,22 @@ def live(plan: Plan) -> Result:
     sys.unraisablehook = lambda _: None  # of coroutines of dead processes, which are collected half way
     gc.disable()
     try:
-        return _live(plan)
+        result, life = _live(plan)
     finally:
         structlog.configure(processors=[_dropped], cache_logger_on_first_use=False)
-        gc.collect()
+        with warnings.catch_warnings(action="ignore"):  # of coroutines that a dead process never began
+            gc.collect()  # ends the coroutines of dead processes; only the next one frees what they held
+            gc.collect()
         gc.freeze()  # what stays need not be searched after each life
         gc.enable()
         structlog.configure(**before)
         sys.unraisablehook = hook
+    assert result.error or life() is None, "the life is over and something holds it: the memory of many would grow"
+    return result
 
 
-def _live(plan: Plan) -> Result:
+def _live(plan: Plan) -> tuple[Result, ref[Life]]:
+    """The result, and whether the life is still held."""
     folder = Path(tempfile.mkdtemp(prefix="life-", dir=_FOLDERS))
     try:
         with virtual_loop(plan.seed) as loop:
@@ -81,15 +88,16 @@ def _live(plan: Plan) -> Result:
                 except (AssertionError, StuckLoop) as failure:
                     error = "; ".join((*life.seen.violations, str(failure)))
                 _bury(life)
-            return Result(plan, life.seen, error)
+            return Result(plan, life.seen, error), ref(life)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _bury(life: Life) -> None:
-    """Close what the processes have open."""
+    """Close what the processes have open. What is returned must hold none of them, or no life's memory is ever free."""
     for process in (*life.processes.values(), *life.graveyard):
         process.kill()
+    life.seen.had_run.clear()
 
 
 def _dropped(*_: Any) -> Any:
