@@ -194,10 +194,6 @@ class AccessCalls(_Calls):
         request = admin_pb2.ListCertificatesRequest(name=name)
         return list(self._calls.whole(request, admin_pb2.ListCertificatesResponse, "certificates").certificates)
 
-    def list_authorities(self) -> admin_pb2.ListAuthoritiesResponse:
-        """The authorities of certificates, with the clients that depend on each."""
-        return self._calls.call(admin_pb2.ListAuthoritiesRequest(), admin_pb2.ListAuthoritiesResponse)
-
     def revoke_certificates(self, reason: str, **which: str) -> list[admin_pb2.CertificateStatus]:
         """Deny certificates. which: one of name, serial and key."""
         request = admin_pb2.RevokeCertificatesRequest(reason=reason, **which)

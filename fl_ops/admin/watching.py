@@ -117,28 +117,21 @@ def read(client: AdminClient, server: str, chosen: Selection) -> Federation:
     overview = client.call(request, admin_pb2.GetOverviewResponse)
     going = [run.run_id for run in overview.runs if run.state not in _ENDED][:_WATCHED]
     active = {run_id: status for run_id in going if (status := _run(client, run_id)) is not None}
-    details = None
-    if chosen.open:
-        try:
-            details = (
-                _run_details(client, chosen.name)
-                if chosen.list == "runs"
-                else client_details(
-                    client.call(admin_pb2.GetClientRequest(client_id=chosen.name), admin_pb2.GetClientResponse)
-                )
-            )
-        except NotFound:
-            chosen = Selection()
+    try:
+        details = _details(client, chosen) if chosen.open else None
+    except NotFound:
+        details, chosen = None, Selection()
     clients = client.clients.list_clients(limit=_CLIENTS, order=admin_pb2.CLIENT_ORDER_ATTENTION)
     return Federation(server, overview, clients, active, details, chosen.name, time.monotonic())
 
 
-def _run_details(client: AdminClient, run_id: str) -> RenderableType:
-    """A run, the clients of its round if it collects, and its newest rounds."""
-    details = client.runs.get_run(run_id, _ROUNDS)
-    if details.run.phase != "collecting":
-        return run_details(details)
-    return run_details(details, cohort=_cohort(client, run_id, _COHORT))
+def _details(client: AdminClient, chosen: Selection) -> RenderableType:
+    """A client; or a run, the clients of its round if it collects, and its newest rounds."""
+    if chosen.list == "clients":
+        request = admin_pb2.GetClientRequest(client_id=chosen.name)
+        return client_details(client.call(request, admin_pb2.GetClientResponse))
+    run = client.runs.get_run(chosen.name, _ROUNDS)
+    return run_details(run, cohort=_cohort(client, chosen.name, _COHORT) if run.run.phase == "collecting" else None)
 
 
 def _run(client: AdminClient, run_id: str) -> admin_pb2.RunStatus | None:

@@ -14,11 +14,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from google.protobuf.message import Message
 
 from fl_common.command_help import FlagGroup, set_parameters, with_groups
 from fl_common.extras import SERVER, server_packages_missing
 from fl_common.program import raised_interrupts
 from fl_ops.admin import settings
+from fl_ops.admin.calls import Response
 from fl_ops.admin.client import AdminClient
 from fl_ops.errors import Exit, OpsError, Refused, UsageError, traceback_of
 from fl_ops.render import output
@@ -190,6 +192,11 @@ class Context:
     def connect(self) -> AdminClient:
         """A client of the coordinator's admin port; a context manager."""
         return AdminClient(settings.load(self.layer))
+
+    def call(self, request: Message, response: type[Response]) -> Response:
+        """The coordinator's response to a request. response: its type."""
+        with self.connect() as client:
+            return client.call(request, response)
 
     def show(self, result: output.Result, rendering: output.Rendering) -> None:
         """Print the command's result in the output format."""

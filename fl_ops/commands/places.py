@@ -15,15 +15,16 @@ class Place(NamedTuple):
 
     module: str
     """Below `fl_ops.commands`."""
-    name: str
-    """A function, or the `typer.Typer` of a group."""
     help: str
     examples: tuple[str, ...] = ()
     """For a function: command lines at the end of its help."""
+    name: str = ""
+    """A function, or the `typer.Typer` of a group. Empty: a function with the name of its module."""
 
     def load(self, command: str) -> Any:
         """Import it and build its command line."""
-        found = getattr(import_module(f"fl_ops.commands.{self.module}"), self.name)
+        name = self.name or self.module.rpartition(".")[2]
+        found = getattr(import_module(f"fl_ops.commands.{self.module}"), name)
         if not isinstance(found, typer.Typer):
             single = typer.Typer(add_completion=False)
             single.command(command, **examples(*self.examples))(found)
@@ -32,23 +33,18 @@ class Place(NamedTuple):
 
 
 COMMANDS = {
-    "run": Place("coordinator.runs", "app", "Create, watch and control training runs."),
-    "clients": Place("coordinator.clients", "app", "List clients and control which of them take part."),
+    "run": Place("coordinator.runs", "Create, watch and control training runs.", name="app"),
+    "clients": Place("coordinator.clients", "List clients and control which of them take part.", name="app"),
     "top": Place(
-        "coordinator.top",
-        "top",
-        "Show runs, clients and what waits, on the whole terminal, with every change.",
-        ("fl top",),
+        "coordinator.top", "Show runs, clients and what waits, on the whole terminal, with every change.", ("fl top",)
     ),
     "web": Place(
         "coordinator.web",
-        "web",
         "Show runs and clients in a browser, live and read only, until Ctrl-C.",
         ("fl web", "fl web --listen 127.0.0.1:8000", "fl web open --server coordinator.example:7071"),
     ),
     "export": Place(
         "coordinator.export",
-        "export",
         "Download a run's model as a file. It appears complete and verified, or not at all.",
         (
             "fl export digits-1 --round best --out best.safetensors",
@@ -56,40 +52,35 @@ COMMANDS = {
         ),
     ),
     "release": Place(
-        "coordinator.releases", "app", "Release a run's model to devices, signed, in stages, with a way back."
+        "coordinator.releases", "Release a run's model to devices, signed, in stages, with a way back.", name="app"
     ),
-    "packages": Place("coordinator.packages", "app", "Packages of task code: signed wheels that devices may run."),
+    "packages": Place("coordinator.packages", "Packages of task code: signed wheels that devices may run.", name="app"),
     "demo": Place(
         "local.demo",
-        "demo",
         "Compare FedCM and FedAvg on this machine, with a coordinator and daemons as processes and non-IID data.",
         ("fl demo", "fl demo --rounds 10 --algorithm fedavg --algorithm scaffold"),
     ),
     "new": Place(
         "local.new",
-        "new",
         "Make a package with a task, in a new folder: model, data reader, a shard for each of two sites, tests, a run.",
         ("fl new my_task --template tabular",),
     ),
     "simulate": Place(
         "local.simulate",
-        "simulate",
         "Simulate a run on this machine, without a coordinator.",
         (
             "fl simulate config.toml --seeds 0,1,2 --processes 3 --out results",
             "fl simulate config.toml --replay digits-1 --state-dir /var/lib/impetus-server",
         ),
     ),
-    "enroll": Place("access.enrollment", "app", "Make tokens with which devices get their first certificate."),
+    "enroll": Place("access.enrollment", "Make tokens with which devices get their first certificate.", name="app"),
     "compare": Place(
         "local.compare",
-        "compare",
         "Compare methods: tune each in the same way, run the best setting on new seeds, report the spread.",
         ("fl compare table.toml --processes 4", "fl compare table.toml --no-run"),
     ),
     "landscape": Place(
         "local.landscape",
-        "landscape",
         "Show how flat saved models are: the loss along random directions, largest eigenvalue and trace of the "
         "Hessian.",
         (
@@ -99,40 +90,35 @@ COMMANDS = {
     ),
     "methods": Place(
         "local.methods",
-        "methods",
         "List the methods and reducers of this machine, or the parameters of one.",
         ("fl methods", "fl methods fedcm", "fl methods my_methods:sign_momentum --json"),
     ),
     "partition": Place(
         "local.partition",
-        "partition",
         "Partition a task's training data among clients. Client i then uses the file with index i.",
         ("fl partition digits --clients 8 --out parts.json --alpha 0.1",),
     ),
     "privacy": Place(
         "local.privacy",
-        "privacy",
         "State what a run's rounds cost its privacy account, and the least noise for its budget.",
         ("fl privacy run.toml",),
     ),
     "track": Place(
         "coordinator.tracking",
-        "track",
         "Write a run's rounds for TensorBoard or MLflow until the run ends, from its first round on.",
         ("fl track digits-1 --tensorboard runs", "fl track digits-1 --mlflow http://127.0.0.1:5000 --once"),
+        name="track",
     ),
-    "whoami": Place(
-        "access.whoami", "whoami", "Show your identity, your roles and the calls that they allow.", ("fl whoami",)
-    ),
+    "whoami": Place("access.whoami", "Show your identity, your roles and the calls that they allow.", ("fl whoami",)),
     "version": Place(
         "local.version",
-        "show_version",
         "Show the versions of this command, of the protocol and of Python.",
         ("fl version --json",),
+        name="show_version",
     ),
-    "task": Place("local.task", "app", "Check tasks before a run uses them."),
-    "certificates": Place("access.enrollment", "certificates_app", "List the certificates of devices."),
-    "ca": Place("access.ca", "app", "Make certificates for a site that has no authority of its own."),
-    "audit": Place("access.audit", "app", "List, export and verify the audit log."),
+    "task": Place("local.task", "Check tasks before a run uses them.", name="app"),
+    "certificates": Place("access.enrollment", "List the certificates of devices.", name="certificates_app"),
+    "ca": Place("access.ca", "Make certificates for a site that has no authority of its own.", name="app"),
+    "audit": Place("access.audit", "List, export and verify the audit log.", name="app"),
 }
 """The commands of `fl`, in the order of their help: what an operator needs every day comes first."""

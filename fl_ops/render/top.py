@@ -113,11 +113,9 @@ class Federation:
 
     def names(self, of: str) -> list[str]:
         """The names of a list, "runs" or "clients"."""
-        return (
-            [run.run_id for run in self.overview.runs]
-            if of == "runs"
-            else [client.client_id for client in self.clients]
-        )
+        if of == "runs":
+            return [run.run_id for run in self.overview.runs]
+        return [client.client_id for client in self.clients]
 
 
 @dataclass(frozen=True)

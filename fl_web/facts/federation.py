@@ -53,17 +53,11 @@ def problems(overview: pb.GetOverviewResponse, ended: Iterable[pb.RunOverview] =
         known.append(Problem("bad", f"{counted(not_loaded, 'run')} could not be loaded"))
     known += waiting(overview)
     for need in overview.attention:
-        known.append(
-            Problem("warn", f"{need.client_id} {need.attention.why}; {need.attention.remedy}", client=need.client_id)
-        )
+        text = f"{need.client_id} {need.attention.why}; {need.attention.remedy}"
+        known.append(Problem("warn", text, client=need.client_id))
     if (more := clients["attention"] - len(overview.attention)) > 0:
-        known.append(
-            Problem(
-                "warn",
-                f"{counted(more, 'more client')} need{'s' if more == 1 else ''} attention",
-                clients="mark=attention",
-            )
-        )
+        text = f"{counted(more, 'more client')} need{'s' if more == 1 else ''} attention"
+        known.append(Problem("warn", text, clients="mark=attention"))
     if suspect := clients["suspect"]:
         text = f"{counted(suspect, 'client')} lost {'its' if suspect == 1 else 'their'} connection a moment ago"
         known.append(Problem("warn", text, clients="state=suspect"))

@@ -170,11 +170,10 @@ def under_way(run: pb.RunStatus) -> list[Fact]:
     cohort = f"{run.admitted}/{counted(run.cohort_size, 'update')} of {names}"
     if run.HasField("buffer"):
         cohort = f"{buffer.working} at work of {names}"
-    in_buffer = (
-        f"{buffer.updates} of {counted(buffer.goal, 'update')}; {counted(buffer.versions, 'version')} of the "
-        "model in use, the"
-        f" oldest {counted(buffer.oldest, 'step')} old"
+    versions = (
+        f"{counted(buffer.versions, 'version')} of the model in use, the oldest {counted(buffer.oldest, 'step')} old"
     )
+    in_buffer = f"{buffer.updates} of {counted(buffer.goal, 'update')}; {versions}"
     return [
         fact("phase", f"{run.phase}, attempt {run.attempt}" if run.phase else ""),
         fact("cohort", HIDDEN if run.cohorts_hidden else cohort if run.cohort_size else ""),
@@ -251,9 +250,8 @@ def _latest_failure(run: pb.RunStatus) -> str:
     failed = run.latest_failure
     if not run.HasField("latest_failure"):
         return ""
-    return (
-        f"{counted(failed.clients, 'client')} in round {failed.round}, the latest {failed.client_id}: {failed.message}"
-    )
+    latest = f"the latest {failed.client_id}: {failed.message}"
+    return f"{counted(failed.clients, 'client')} in round {failed.round}, {latest}"
 
 
 def _missing(states: pb.StateMembers) -> str:

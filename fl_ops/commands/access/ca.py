@@ -15,6 +15,7 @@ from fl_common.units import counted
 from fl_ops.admin import settings
 from fl_ops.commands.options import Context, admin_command, command
 from fl_ops.render import tables
+from protos.fl.v1 import admin_pb2
 
 if TYPE_CHECKING:
     from fl_ops.certificates.pki import LeafRequest
@@ -238,8 +239,7 @@ def renew(
 @admin_command
 def status(context: Context) -> None:
     """Show the authorities that the coordinator knows, and how many devices depend on each."""
-    with context.connect() as client:
-        known = client.access.list_authorities()
+    known = context.call(admin_pb2.ListAuthoritiesRequest(), admin_pb2.ListAuthoritiesResponse)
     context.show(known, lambda: tables.authorities_table(known))
 
 
@@ -265,7 +265,7 @@ def rotate(
     """
     from fl_ops.commands.access.ca_rotation import Changing
 
-    text, facts = Changing(context.connect, directory, role or "", days, force=force).step(finish=finish)
+    text, facts = Changing(context, directory, role or "", days, force=force).step(finish=finish)
     context.show(facts, text)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from cryptography import x509
 
 from fl_common.certificates.pem import fingerprint
 from fl_common.units import counted
-from fl_ops.admin.client import AdminClient
 from fl_ops.certificates.rotation import Rotation, Stage
+from fl_ops.commands.options import Context
 from fl_ops.errors import Refused, UsageError
 from protos.fl.v1 import admin_pb2
 
@@ -23,7 +23,7 @@ _FORCE = "--force goes on without them, and they need a new token"
 class Changing:
     """A change of one authority of a folder, with the coordinator that uses it."""
 
-    connect: Callable[[], AdminClient]
+    context: Context
     directory: Path
     role: str
     """The role of an authority of `fl ca limited`; empty: the first one."""
@@ -109,8 +109,8 @@ class Changing:
             )
 
     def _known(self) -> dict[str, admin_pb2.Authority]:
-        with self.connect() as client:
-            return {known.fingerprint: known for known in client.access.list_authorities().authorities}
+        response = self.context.call(admin_pb2.ListAuthoritiesRequest(), admin_pb2.ListAuthoritiesResponse)
+        return {known.fingerprint: known for known in response.authorities}
 
 
 def _some(count: int, names: Sequence[str]) -> str:

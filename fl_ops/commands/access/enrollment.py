@@ -135,9 +135,8 @@ def revoke(
     reason: Annotated[str, typer.Option(help="Stored in the history.")] = "",
 ) -> None:
     """Make a token useless. Certificates that were issued for it stay valid."""
-    with context.connect() as client:
-        request = admin_pb2.RevokeEnrollmentRequest(id=token.partition(".")[0], reason=reason)
-        enrollment = client.call(request, admin_pb2.RevokeEnrollmentResponse).enrollment
+    request = admin_pb2.RevokeEnrollmentRequest(id=token.partition(".")[0], reason=reason)
+    enrollment = context.call(request, admin_pb2.RevokeEnrollmentResponse).enrollment
     context.show(enrollment, tables.tokens_table([enrollment]))
 
 

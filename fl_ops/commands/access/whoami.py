@@ -19,8 +19,7 @@ _SOURCES = {
 @admin_command
 def whoami(context: Context) -> None:
     """Show your identity, your roles and the calls that they allow."""
-    with context.connect() as client:
-        identity = client.access.who_am_i()
+    identity = context.call(admin_pb2.WhoAmIRequest(), admin_pb2.WhoAmIResponse)
     context.show(identity, lambda: _table(identity))
 
 

@@ -88,9 +88,8 @@ def show(
     history: Annotated[int, typer.Option(min=1, help="Number of history entries to show, the newest.")] = 10,
 ) -> None:
     """Show one client: its session and address, its current work and its history."""
-    with context.connect() as client:
-        request = admin_pb2.GetClientRequest(client_id=name, history=history)
-        details = client.call(request, admin_pb2.GetClientResponse)
+    request = admin_pb2.GetClientRequest(client_id=name, history=history)
+    details = context.call(request, admin_pb2.GetClientResponse)
     context.show(details, tables.client_details(details))
 
 
@@ -106,18 +105,16 @@ def ban(context: Context, name: Client, reason: Reason) -> None:
 @admin_command
 def unban(context: Context, name: Client) -> None:
     """Admit a banned client again."""
-    with context.connect() as client:
-        request = admin_pb2.UnbanClientRequest(client_id=name)
-        _show_client(context, client.call(request, admin_pb2.UnbanClientResponse).client)
+    request = admin_pb2.UnbanClientRequest(client_id=name)
+    _show_client(context, context.call(request, admin_pb2.UnbanClientResponse).client)
 
 
 @app.command(**examples("fl clients release edge-3"))
 @admin_command
 def release(context: Context, name: Client) -> None:
     """End a client's quarantine, and admit it to runs that left it out for lost states."""
-    with context.connect() as client:
-        request = admin_pb2.ReleaseClientRequest(client_id=name)
-        _show_client(context, client.call(request, admin_pb2.ReleaseClientResponse).client)
+    request = admin_pb2.ReleaseClientRequest(client_id=name)
+    _show_client(context, context.call(request, admin_pb2.ReleaseClientResponse).client)
 
 
 @app.command(**examples("fl clients forget edge-3"))
@@ -139,9 +136,8 @@ def drain(
     undo: Annotated[bool, typer.Option("--undo", help="Assign work again.")] = False,
 ) -> None:
     """Let a client finish its current work, and assign nothing new."""
-    with context.connect() as client:
-        request = admin_pb2.DrainClientRequest(client_id=name, reason=reason, undo=undo)
-        _show_client(context, client.call(request, admin_pb2.DrainClientResponse).client)
+    request = admin_pb2.DrainClientRequest(client_id=name, reason=reason, undo=undo)
+    _show_client(context, context.call(request, admin_pb2.DrainClientResponse).client)
 
 
 @app.command(

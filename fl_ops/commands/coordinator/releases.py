@@ -239,9 +239,8 @@ def advance(context: Context, model: Name, stage: Stage = None) -> None:
 def begin_stage(context: Context, kind: str, name: str, stage: str | None) -> None:
     """Begin a stage of the newest version of a model or package, and show it. Raises UsageError."""
     share = None if stage is None else share_of(stage, "--stage")
-    with context.connect() as client:
-        request = admin_pb2.AdvanceReleaseRequest(kind=kind, model=name, share=share)
-        release = client.call(request, admin_pb2.AdvanceReleaseResponse).release
+    request = admin_pb2.AdvanceReleaseRequest(kind=kind, model=name, share=share)
+    release = context.call(request, admin_pb2.AdvanceReleaseResponse).release
     context.show(release, lambda: release_details(release))
 
 
@@ -254,9 +253,8 @@ def rollback(context: Context, model: Name, reason: Reason = "", version: Versio
 
 def take_back(context: Context, kind: str, name: str, version: int, reason: str) -> None:
     """Take a version of a model or package back, and show it."""
-    with context.connect() as client:
-        request = admin_pb2.RollBackReleaseRequest(kind=kind, model=name, version=version, reason=reason)
-        release = client.call(request, admin_pb2.RollBackReleaseResponse).release
+    request = admin_pb2.RollBackReleaseRequest(kind=kind, model=name, version=version, reason=reason)
+    release = context.call(request, admin_pb2.RollBackReleaseResponse).release
     context.show(release, lambda: release_details(release))
 
 

@@ -190,9 +190,8 @@ def extend(
     """Give a run more rounds or more time, even after it ended by its limits."""
     if not rounds and not wall_time:
         raise UsageError("expected --rounds N, --wall-time SECONDS or both")
-    with context.connect() as client:
-        request = admin_pb2.ExtendRunRequest(run_id=run, rounds=rounds, wall_time_s=wall_time)
-        _show_run(context, client.call(request, admin_pb2.ExtendRunResponse).run)
+    request = admin_pb2.ExtendRunRequest(run_id=run, rounds=rounds, wall_time_s=wall_time)
+    _show_run(context, context.call(request, admin_pb2.ExtendRunResponse).run)
 
 
 @app.command(**examples("fl run stop digits-1 --reason 'accuracy is good enough'"))

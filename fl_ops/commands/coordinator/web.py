@@ -73,8 +73,7 @@ async def _serve(context: Context, connection: settings.Connection, address: tup
 
 def _open(context: Context) -> None:
     """Show a login link of the coordinator's own page."""
-    with context.connect() as client:
-        made = client.call(admin_pb2.CreateWebLinkRequest(), admin_pb2.CreateWebLinkResponse)
+    made = context.call(admin_pb2.CreateWebLinkRequest(), admin_pb2.CreateWebLinkResponse)
     until = f"\nOne browser can use it, until {units.moment(made.expires)}." if made.HasField("expires") else ""
     context.show(made, lambda: f"{made.url}{until}")
 
