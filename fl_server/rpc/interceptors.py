@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AbstractContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -100,13 +101,6 @@ def require_role(who: Identity, allowed: frozenset[str] | None, *, trusts_everyb
     raise Forbidden(str(who), roles_text(allowed), ordered(allowed))
 
 
-def _refusal_of(error: Exception) -> str | None:
-    """The label in metrics of a request that a limit refused; None for other errors."""
-    if isinstance(error, BadRequest):
-        return error.why
-    return "calls" if isinstance(error, errors.TooMany) else None
-
-
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Identity, role, open calls, requests, metrics and errors of every call."""
 
@@ -130,12 +124,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> MethodHandler | None:
         """Wrap the method's handler."""
         method = handler_call_details.method
-        if (wrapped := self._wrapped.get(method)) is not None:
-            return wrapped
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        self._wrapped[method] = self._wrap(method, handler)
+        if method not in self._wrapped:
+            if (handler := await continuation(handler_call_details)) is None:
+                return None
+            self._wrapped[method] = self._wrap(method, handler)
         return self._wrapped[method]
 
     def _wrap(self, method: str, handler: MethodHandler) -> MethodHandler:
@@ -258,8 +250,9 @@ class _Call:
         except Exception as error:  # noqa: BLE001 - every error becomes a status, and is logged
             code = code_of(error)
             self.audited.refused(error)
-            if (refused := _refusal_of(error)) is not None and self.policy.metrics is not None:
-                self.policy.metrics.requests_refused.labels(self.policy.setting, refused).inc()
+            if isinstance(error, BadRequest | errors.TooMany) and self.policy.metrics is not None:
+                limit = error.why if isinstance(error, BadRequest) else "calls"
+                self.policy.metrics.requests_refused.labels(self.policy.setting, limit).inc()
             await abort(context, self.name, error, logged=not self.is_public)
         finally:
             if not self.is_public and self.policy.metrics is not None:
@@ -318,21 +311,12 @@ def _wrap_unary_unary(call: _Call, inner: Handler) -> Handler:
     return wrapped
 
 
-def _wrap_unary_stream(call: _Call, inner: Handler) -> Handler:
-    async def wrapped(_: Any, context: Context) -> AsyncIterator[Any]:
-        async with call.answered(context):
-            with await call.enter(context) as open_call, call.while_valid():
-                async for response in inner(await call.read(open_call, context), context):
-                    yield response
-
-    return wrapped
-
-
-def _wrap_stream_stream(call: _Call, inner: Handler) -> Handler:
+def _wrap_responses(call: _Call, inner: Handler, *, one_request: bool) -> Handler:
     async def wrapped(requests: Any, context: Context) -> AsyncIterator[Any]:
         async with call.answered(context):
-            with await call.enter(context), call.while_valid():
-                async for response in inner(requests, context):
+            with await call.enter(context) as open_call, call.while_valid():
+                given = await call.read(open_call, context) if one_request else requests
+                async for response in inner(given, context):
                     yield response
 
     return wrapped
@@ -341,7 +325,7 @@ def _wrap_stream_stream(call: _Call, inner: Handler) -> Handler:
 _WRAPPERS: dict[tuple[bool, bool], tuple[str, Callable[[_Call, Handler], Handler]]] = {
     (False, False): ("unary_unary", _wrap_unary_unary),
     (True, False): ("stream_unary", _wrap_stream_unary),
-    (False, True): ("unary_stream", _wrap_unary_stream),
-    (True, True): ("stream_stream", _wrap_stream_stream),
+    (False, True): ("unary_stream", partial(_wrap_responses, one_request=True)),
+    (True, True): ("stream_stream", partial(_wrap_responses, one_request=False)),
 }
 """The handler's attribute and its wrapper, by whether the requests and the responses are streams."""

@@ -94,9 +94,8 @@ class ListCalls(OperatorCalls):
         cursor = Cursor.of_request(request, (int, str), "evaluations", run.id, asked)
         round_ = cursor.after[0] if cursor.after else run.client_evaluations.newest() if asked is None else asked
         if round_ is None:
-            raise InvalidInput(
-                "round", "a run whose clients have evaluated a model: evaluation.clients_every", "none has"
-            )
+            expected = "a run whose clients have evaluated a model: evaluation.clients_every"
+            raise InvalidInput("round", expected, "none has")
         if (commit := await run.context.commit_of(round_)) is None:
             raise InvalidInput("round", f"a committed round, of which there are {run.rounds.committed}", round_)
         ledger = self._services.ledger
@@ -204,13 +203,8 @@ async def cohort_page(run: Run, request: pb.ListCohortRequest) -> pb.ListCohortR
 def _equipped(run: Run, clients: Sequence[str]) -> frozenset[str]:
     """The clients whose present processes were sent all that the exchange needs, for whatever run or round it was."""
     needed = {digest_bytes(broadcast.resource.digest) for broadcast in run.model.broadcasts}
-    sessions = run.context.fleet.sessions
-    if not needed:
-        return frozenset()
-    open_sessions = ((client, sessions.of(client)) for client in clients)
-    return frozenset(
-        client for client, session in open_sessions if session is not None and needed <= session.sent.keys()
-    )
+    sessions = ((client, run.context.fleet.sessions.of(client)) for client in clients if needed)
+    return frozenset(client for client, session in sessions if session is not None and needed <= session.sent.keys())
 
 
 def _message(member: Member) -> pb.CohortMember:

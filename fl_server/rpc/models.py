@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -96,9 +96,8 @@ def _is_averaged(run: Run, model: str) -> bool:
     if model not in ("", COMMITTED, AVERAGED):
         raise InvalidInput("model", f'"{COMMITTED}" or "{AVERAGED}"', repr(model[:100]))
     if model == AVERAGED and run.config.averaging is None:
-        raise InvalidInput(
-            "model", f'"{COMMITTED}" for run {run.id!r}, which has no section [averaging]', f'"{AVERAGED}"'
-        )
+        expected = f'"{COMMITTED}" for run {run.id!r}, which has no section [averaging]'
+        raise InvalidInput("model", expected, f'"{AVERAGED}"')
     return model == AVERAGED
 
 
@@ -213,12 +212,10 @@ def _owner() -> str:
 
 def _regular(path: Path) -> FileIO | None:
     """The open file; None for a folder, a device or another format. Raises OSError, also for a link."""
-    file = FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
-    try:
+    with ExitStack() as closing:
+        file = FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+        closing.callback(file.close)
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode) and is_safetensors(file):
+            closing.pop_all()
             return file
-    except OSError:
-        file.close()
-        raise
-    file.close()
     return None

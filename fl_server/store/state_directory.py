@@ -54,12 +54,12 @@ class DirectoryLocked(StateDirectoryError):
     """Another coordinator runs on the directory."""
 
 
-class DirectoryLock:
+class DirectoryLock(FileLock):
     """The right to a state directory, until `release` or the end of the process, in whatever way it ends."""
 
-    def __init__(self, path: Path, lock: FileLock) -> None:
+    def __init__(self, path: Path, holder: str) -> None:
+        super().__init__(path / LOCK, holder)
         self.path = path
-        self._lock = lock
 
     @property
     def home(self) -> Home:
@@ -72,10 +72,6 @@ class DirectoryLock:
         if self.home.ledger != coordinator_id:
             with disk_errors(f"mark the state directory {self.path}"):
                 _mark(self.path, ledger=coordinator_id)
-
-    def release(self) -> None:
-        """Release the directory. A second call does nothing."""
-        self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +145,7 @@ def _check_ours(folder: Path) -> None:
 def _lock(folder: Path) -> DirectoryLock:
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat("T", "seconds")}
     try:
-        return DirectoryLock(folder, FileLock(folder / LOCK, json.dumps(holder)))
+        return DirectoryLock(folder, json.dumps(holder))
     except FileLocked as error:
         holder = _read_json(folder / LOCK)
         raise DirectoryLocked(
