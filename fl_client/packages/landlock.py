@@ -12,33 +12,24 @@ thread, in which the code of a package could run instead.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import json
 import os
-import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-_CREATE, _ADD, _RESTRICT = 444, 445, 446
-"""System calls, the same on every machine."""
-_ASK_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
-_FIRST, _REFER, _TRUNCATE = (1 << 13) - 1, 1 << 13, 1 << 14
-"""The rights of the first version, and those that the second and the third have added. Calls of devices stay open: a
-GPU needs them."""
-_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-_READ = _EXECUTE | _READ_FILE | _READ_DIR
+from fl_common import landlock
+
+_READ = landlock.EXECUTE | landlock.READ_FILE | landlock.READ_DIR
 
 
 def version() -> int:
     """The version of the kernel's Landlock; 0: it has none."""
-    if sys.platform != "linux":
+    try:
+        return landlock.version()
+    except OSError:
         return 0
-    return max(0, int(_libc().syscall(_CREATE, None, ctypes.c_size_t(0), _ASK_VERSION)))
 
 
 def hide(hidden: Collection[Path], read: Iterable[Path] = (), write: Iterable[Path] = ()) -> bool:
@@ -55,17 +46,10 @@ def hide(hidden: Collection[Path], read: Iterable[Path] = (), write: Iterable[Pa
     known = version()
     if not known:
         return False
-    handled = _FIRST | (_REFER if known > 1 else 0) | (_TRUNCATE if known > 2 else 0)
-    rules = _call(_CREATE, struct.pack("=Q", handled), ctypes.c_size_t(8), 0)
-    try:
-        for path in (*_beside(Path("/"), hidden), *write):
-            _grant(rules, path, handled)
-        for path in read:
-            _grant(rules, path, _READ)
-        _libc().prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-        _call(_RESTRICT, rules, 0)
-    finally:
-        os.close(rules)
+    # Calls of devices stay open: a GPU needs them.
+    handled = landlock.FIRST | (landlock.REFER if known > 1 else 0) | (landlock.TRUNCATE if known > 2 else 0)
+    whole = [(path, handled) for path in (*_beside(Path("/"), hidden), *write)]
+    landlock.restrict(handled, [*whole, *((path, _READ) for path in read)])
     return True
 
 
@@ -80,32 +64,6 @@ def _beside(folder: Path, hidden: Collection[Path]) -> Iterator[Path]:
                 yield from _beside(path, hidden)
             else:
                 yield path
-
-
-def _grant(rules: int, path: Path, rights: int) -> None:
-    try:
-        opened = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (FileNotFoundError, PermissionError):  # it has gone since, or this user may not use it anyway
-        return
-    try:
-        here = rights if path.is_dir() else rights & _OF_FILES
-        _call(_ADD, rules, _PATH_BENEATH, struct.pack("=Qi", here, opened), 0)
-    except OSError as error:
-        if error.errno != errno.EBADFD:  # a file that is on no disk
-            raise
-    finally:
-        os.close(opened)
-
-
-def _call(*arguments: Any) -> int:
-    if (result := int(_libc().syscall(*arguments))) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"Landlock is refused: {os.strerror(number)}")
-    return result
-
-
-def _libc() -> Any:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
