@@ -115,16 +115,8 @@ def add_method(name: str, builder: Callable[..., Method]) -> None:
     if name in METHODS:
         raise AlgorithmError(f"algorithm {name}: expected a name that no method of this package has: choose another")
     check_builder(name, builder, Method)
-    before = _OUTSIDE.get(name)
+    _built(name, builder, {})
     _OUTSIDE[name] = builder
-    try:
-        build(name)
-    except BaseException:
-        if before is None:
-            del _OUTSIDE[name]
-        else:
-            _OUTSIDE[name] = before
-        raise
 
 
 def is_known(name: str) -> bool:
@@ -140,32 +132,37 @@ def build(name: str, /, **parameters: object) -> Algorithm:
     Raises:
         AlgorithmError: the method or a parameter is unknown, a value is out of range, or options are incompatible.
     """
-    method, declarations = _method(name, parameters)
-    values = read_parameters(name, declarations, parameters)
-    return compose(name, values, components_of(name, method, values))
+    return _built(name, _builder(name), parameters)
 
 
 def parameters_of(name: str, /, **parameters: object) -> Parameters:
     """The declarations of all parameters of a method with these options. Raises AlgorithmError as `build` does."""
-    return _method(name, parameters)[1]
+    return _method(name, _builder(name), parameters)[1]
 
 
-def _method(name: str, parameters: Mapping[str, object]) -> tuple[Method, Parameters]:
+def _builder(name: str) -> Callable[..., Method]:
     builder = METHODS.get(name) or _OUTSIDE.get(name)
     if builder is None:
         raise AlgorithmError(unknown("algorithm", name, [*METHODS, *_OUTSIDE]))
+    return builder
+
+
+def _built(name: str, builder: Callable[..., Method], parameters: Mapping[str, object]) -> Algorithm:
+    method, declarations = _method(name, builder, parameters)
+    values = read_parameters(name, declarations, parameters)
+    return compose(name, values, components_of(name, method, values))
+
+
+def _method(name: str, builder: Callable[..., Method], parameters: Mapping[str, object]) -> tuple[Method, Parameters]:
     own = declared(builder)
     values = read_parameters(name, own, {key: value for key, value in parameters.items() if key in own})
     method = made_by(name, builder, values, Method)
-    return method, {**own, **_options_apart_from(name, own, options_of(method, parameters))}
-
-
-def _options_apart_from(name: str, own: Parameters, options: Parameters) -> Parameters:
+    options = options_of(method, parameters)
     if clash := sorted(own.keys() & options.keys()):
         raise AlgorithmError(
             f"{name}, parameter {clash[0]!r}: expected a name that no option of every method has; rename it", clash[0]
         )
-    return options
+    return method, {**own, **options}
 
 
 def options_of(method: Method, given: Mapping[str, object]) -> dict[str, Parameter]:

@@ -205,14 +205,6 @@ class Federation:
         """Round t with all clients."""
         return self.info(Round(t))
 
-    def minimiser(self, by_examples: bool = False) -> Tensor:
-        """The minimiser of the mean of f_i, over clients or over examples: a linear system."""
-        p = [len(client.A) if by_examples else 1 for client in self.clients]
-        H = total(p_i * client.A.T @ client.A / len(client.A) for p_i, client in zip(p, self.clients, strict=True))
-        r = total(p_i * client.A.T @ client.b / len(client.A) for p_i, client in zip(p, self.clients, strict=True))
-        solution: Tensor = torch.linalg.solve(H, r)
-        return solution
-
 
 def parabolas(rate: float = 0.5, x: float = 0.0, **clients: tuple[float, int]) -> Federation:
     """f(y) = (y - b)^2 / 2 of the first entry, for clients given as name=(b, K_i); the other entries stay at 0."""

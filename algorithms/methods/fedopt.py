@@ -61,7 +61,7 @@ def adagrad(  # noqa: PLR0913, PLR0917 - the signature declares the parameters
     v0: NonNegative | None = None,
 ) -> ServerOptimizer:
     """beta1: share of m that is kept (0 in the paper's experiments); tau: adaptivity; eta_g: server learning rate."""
-    return _adaptive(_Moments(beta1, v_from, _start(v0, tau)), tau, lambda v, u: v + u, lambda s: eta_g)
+    return _Adaptive(beta1, tau, eta_g, v_from, v0).optimizer(lambda v, u: v + u)
 
 
 def yogi(  # noqa: PLR0913, PLR0917 - the signature declares the parameters
@@ -74,13 +74,8 @@ def yogi(  # noqa: PLR0913, PLR0917 - the signature declares the parameters
     v0: NonNegative | None = None,
 ) -> ServerOptimizer:
     """beta1, beta2: shares of m and v that are kept; tau: adaptivity; eta_g: server learning rate."""
-
-    def second(v: Tensor, u: Tensor) -> Tensor:
-        return v - (1.0 - beta2) * u * torch.sign(v - u)
-
-    if bias_correction:
-        return _adaptive(_Moments(beta1, v_from, v0 or 0.0), tau, second, _corrected(beta1, beta2, eta_g))
-    return _adaptive(_Moments(beta1, v_from, _start(v0, tau)), tau, second, lambda s: eta_g)
+    common = _Adaptive(beta1, tau, eta_g, v_from, v0, beta2 if bias_correction else None)
+    return common.optimizer(lambda v, u: v - (1.0 - beta2) * u * torch.sign(v - u))
 
 
 def adam(  # noqa: PLR0913, PLR0917 - the signature declares the parameters
@@ -93,41 +88,42 @@ def adam(  # noqa: PLR0913, PLR0917 - the signature declares the parameters
     v0: NonNegative | None = None,
 ) -> ServerOptimizer:
     """beta1, beta2: shares of m and v that are kept; tau: adaptivity; eta_g: server learning rate."""
-
-    def second(v: Tensor, u: Tensor) -> Tensor:
-        return beta2 * v + (1.0 - beta2) * u
-
-    if bias_correction:
-        return _adaptive(_Moments(beta1, v_from, v0 or 0.0), tau, second, _corrected(beta1, beta2, eta_g))
-    return _adaptive(_Moments(beta1, v_from, _start(v0, tau)), tau, second, lambda s: eta_g)
+    common = _Adaptive(beta1, tau, eta_g, v_from, v0, beta2 if bias_correction else None)
+    return common.optimizer(lambda v, u: beta2 * v + (1.0 - beta2) * u)
 
 
 @dataclass(frozen=True, slots=True)
-class _Moments:
-    """Initial value and source of the moments m and v."""
+class _Adaptive:
+    """The common part of all three."""
 
     beta1: float
+    tau: float
+    eta_g: float
     v_from: VFrom
-    v_start: float
+    v0: float | None
+    corrected: float | None = None
+    """beta2 with bias correction; None without."""
 
+    @property
+    def start(self) -> float:
+        """v_{-1}."""
+        usual = self.tau**2 if self.corrected is None else 0.0
+        return usual if self.v0 is None else self.v0
 
-def _start(v0: float | None, tau: float) -> float:
-    """v_{-1} without bias correction: tau^2 unless it is given."""
-    return tau**2 if v0 is None else v0
+    def rate(self, s: int) -> float:
+        """The server learning rate of round s - 1."""
+        if self.corrected is None:
+            return self.eta_g
+        return self.eta_g * math.sqrt(1.0 - self.corrected**s) / (1.0 - self.beta1**s)
 
+    def optimizer(self, second: Second) -> ServerOptimizer:
+        """With this rule for v."""
 
-def _adaptive(moments: _Moments, tau: float, second: Second, rate: Callable[[int], float]) -> ServerOptimizer:
-    """The common part of all three. rate: s = t + 1 -> server learning rate of round t."""
+        def step(x: Tensors, memory: Memory, movement: Tensors, round_info: RoundInfo) -> tuple[Tensors, Memory]:
+            m = tree.lerp(memory["m"], movement, 1.0 - self.beta1)
+            source = movement if self.v_from == "delta" else m
+            v = tree.map(lambda v, g: second(v, g.square()), memory["v"], source)
+            ratio = tree.map(lambda m, v: m / (v.sqrt() + self.tau), m, v)
+            return tree.add(x, ratio, self.rate(round_info.round + 1)), {"m": m, "v": v}
 
-    def step(x: Tensors, memory: Memory, movement: Tensors, round_info: RoundInfo) -> tuple[Tensors, Memory]:
-        m = tree.lerp(memory["m"], movement, 1.0 - moments.beta1)
-        source = movement if moments.v_from == "delta" else m
-        v = tree.map(lambda v, g: second(v, g.square()), memory["v"], source)
-        ratio = tree.map(lambda m, v: m / (v.sqrt() + tau), m, v)
-        return tree.add(x, ratio, rate(round_info.round + 1)), {"m": m, "v": v}
-
-    return ServerOptimizer(step, memory={"m": 0.0, "v": moments.v_start}, units={"m": 1, "v": 2})
-
-
-def _corrected(beta1: float, beta2: float, eta_g: float) -> Callable[[int], float]:
-    return lambda s: eta_g * math.sqrt(1.0 - beta2**s) / (1.0 - beta1**s)
+        return ServerOptimizer(step, memory={"m": 0.0, "v": self.start}, units={"m": 1, "v": 2})

@@ -26,18 +26,7 @@ from protos.codec import Buffer, Layout, chunk_spans, digest_message, digest_of,
 from protos.differences import make_difference
 from protos.encoding_spec import EDEN
 from protos.encodings import PLAIN, EncodedLayout, EncodingError, EncodingSpec, decode, encode, encoding_key
-from protos.fl.v1.tensor_pb2 import (
-    ENCODING_PLAIN,
-    RESOURCE_KIND_AVERAGED,
-    RESOURCE_KIND_DIRECTION,
-    RESOURCE_KIND_FROZEN,
-    RESOURCE_KIND_MODEL,
-    RESOURCE_KIND_OPTIMIZER,
-    Difference,
-    Manifest,
-    Resource,
-    ResourceKind,
-)
+from protos.fl.v1 import tensor_pb2 as pb
 
 _HEADROOM, _LARGEST_SQUARED = 128.0, 1e18
 """Every encoding holds values below both: the dtype's maximum divided by the first, and the second, whose square is
@@ -51,12 +40,12 @@ RECENT = 4
 """Encoded chunks that are kept."""
 
 
-def kind_name(kind: ResourceKind) -> str:
+def kind_name(kind: pb.ResourceKind) -> str:
     """One of "model", "direction", "frozen", "optimizer", "averaged", "release" or "package"."""
-    return ResourceKind.Name(kind).removeprefix("RESOURCE_KIND_").lower()
+    return pb.ResourceKind.Name(kind).removeprefix("RESOURCE_KIND_").lower()
 
 
-def bundle_key(config: RunConfig, kind: ResourceKind, round_: int) -> bytes:
+def bundle_key(config: RunConfig, kind: pb.ResourceKind, round_: int) -> bytes:
     """The key of an encoded bundle for clients, which is sent with it. round_: under way."""
     return encoding_key(config.seed, "broadcast", round_, kind_name(kind))
 
@@ -65,7 +54,7 @@ def bundle_key(config: RunConfig, kind: ResourceKind, round_: int) -> bytes:
 class Outgoing:
     """Tensors for clients, and their kind."""
 
-    kind: ResourceKind
+    kind: pb.ResourceKind
     tensors: fl.Tensors
     layout: Layout
     name: str = ""
@@ -100,16 +89,16 @@ class Outgoing:
 def in_encoding(outgoing: Outgoing, config: RunConfig, round_: int) -> Outgoing:
     """Tensors with the encoding and the differences that a run has for their kind. round_: under way."""
     encodings = {
-        RESOURCE_KIND_MODEL: config.encodings.model,
-        RESOURCE_KIND_AVERAGED: config.encodings.model,
-        RESOURCE_KIND_DIRECTION: config.encodings.direction,
+        pb.RESOURCE_KIND_MODEL: config.encodings.model,
+        pb.RESOURCE_KIND_AVERAGED: config.encodings.model,
+        pb.RESOURCE_KIND_DIRECTION: config.encodings.direction,
     }
     if outgoing.kind not in encodings:
         return outgoing
     name = encodings[outgoing.kind]
     # EDEN rotates with other signs in each round, so two of its bundles have nothing in common.
     # Clients that evaluate an averaged model have seldom the one before.
-    once = name in EDEN or outgoing.kind == RESOURCE_KIND_AVERAGED
+    once = name in EDEN or outgoing.kind == pb.RESOURCE_KIND_AVERAGED
     differs = config.encodings.difference == "previous" and not once
     outgoing = replace(outgoing, word=_word(outgoing.layout, name) if differs else 0)
     if name == PLAIN.name:
@@ -166,18 +155,18 @@ class ExchangeBundles:
     def outgoing(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> list[Outgoing]:
         """Model; direction, optimizer's state and frozen parts if any. sums: of the round's earlier exchanges."""
         model = {**snapshot.parameters, **snapshot.buffers}
-        sent = [Outgoing(RESOURCE_KIND_MODEL, model, self.layout)]
+        sent = [Outgoing(pb.RESOURCE_KIND_MODEL, model, self.layout)]
         direction = self._direction(snapshot, exchange, sums)
         if direction is not None:
-            sent.append(Outgoing(RESOURCE_KIND_DIRECTION, direction, self.trainable))
+            sent.append(Outgoing(pb.RESOURCE_KIND_DIRECTION, direction, self.trainable))
         if self.algorithm.exchanges[exchange].trains:
             averaged, layout = self._averaged(snapshot), master_layout(self.trainable)
             sent += [
-                Outgoing(RESOURCE_KIND_OPTIMIZER, tensors, layout, symbol.removeprefix(PREFIX))
+                Outgoing(pb.RESOURCE_KIND_OPTIMIZER, tensors, layout, symbol.removeprefix(PREFIX))
                 for symbol, tensors in averaged.items()
             ]
         if self.frozen:
-            sent.append(Outgoing(RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen)))
+            sent.append(Outgoing(pb.RESOURCE_KIND_FROZEN, self.frozen, Layout.of(self.frozen)))
         return [in_encoding(bundle, self.config, snapshot.round + 1) for bundle in sent]
 
     def _direction(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> fl.Tensors | None:
@@ -210,7 +199,7 @@ class ExchangeBundles:
 
 def direction_of(outgoing: list[Outgoing]) -> fl.Tensors | None:
     """The direction among the bundles of an exchange as clients receive it, on the host; None if there is none."""
-    found = (bundle for bundle in outgoing if bundle.kind == RESOURCE_KIND_DIRECTION)
+    found = (bundle for bundle in outgoing if bundle.kind == pb.RESOURCE_KIND_DIRECTION)
     return next((tree.to(bundle.received(bundle.bundle()), CPU) for bundle in found), None)
 
 
@@ -223,7 +212,7 @@ def dtype_names(dtypes: Mapping[str, torch.dtype]) -> str:
 class Broadcast:
     """One resource as it goes over the wire."""
 
-    resource: Resource
+    resource: pb.Resource
     digest: bytes
     values_digest: bytes
     """Digest of the tensors before they were encoded; without an encoding the same as `digest`."""
@@ -280,7 +269,7 @@ def make_broadcast(outgoing: Outgoing, chunk_bytes: int, previous: Broadcast | N
     """
     encoded, bundle = outgoing.encoded, outgoing.bundle()
     digest = encoded.digest(bundle)
-    resource = Resource(
+    resource = pb.Resource(
         kind=outgoing.kind,
         digest=digest_message(digest),
         size_bytes=encoded.size_bytes,
@@ -302,24 +291,24 @@ def make_broadcast(outgoing: Outgoing, chunk_bytes: int, previous: Broadcast | N
     return Broadcast(resource, digest, values_digest, header, bundle, checksums, chunk_bytes, difference)
 
 
-def plain_broadcast(kind: ResourceKind, data: Buffer, chunk_bytes: int, name: str = "") -> Broadcast:
+def plain_broadcast(kind: pb.ResourceKind, data: Buffer, chunk_bytes: int, name: str = "") -> Broadcast:
     """The broadcast of bytes that are no tensors: of a difference that makes a resource, or the files of a release."""
     digest = digest_of(data)
-    own = Resource(
+    own = pb.Resource(
         kind=kind,
         digest=digest_message(digest),
         size_bytes=len(data),
-        encoding=ENCODING_PLAIN,
+        encoding=pb.ENCODING_PLAIN,
         name=name,
     )
-    header = encode_fetch_header(own, Manifest(size_bytes=len(data), encoding=ENCODING_PLAIN))
+    header = encode_fetch_header(own, pb.Manifest(size_bytes=len(data), encoding=pb.ENCODING_PLAIN))
     return Broadcast(own, digest, digest, header, data, _checksums(data, chunk_bytes), chunk_bytes)
 
 
-def _described(difference: Broadcast, base: Broadcast, word: int) -> Difference:
+def _described(difference: Broadcast, base: Broadcast, word: int) -> pb.Difference:
     """A difference as the resource that it makes names it."""
     own = difference.resource
-    return Difference(base=base.resource.digest, digest=own.digest, size_bytes=own.size_bytes, word_bytes=word)
+    return pb.Difference(base=base.resource.digest, digest=own.digest, size_bytes=own.size_bytes, word_bytes=word)
 
 
 def _checksums(data: Buffer, chunk_bytes: int) -> tuple[int, ...]:

@@ -15,17 +15,8 @@ have failed, or have missed their deadline. What they deliver counts all the sam
 
 from __future__ import annotations
 
+from fl_server.rounds import effects as ef
 from fl_server.rounds.by_client import BufferedUpdate, ByClient, Refused, Work
-from fl_server.rounds.effects import (
-    AwaitClients,
-    ComputeStep,
-    DeadlineMissed,
-    DropCulprits,
-    Effect,
-    EndRun,
-    OpenAttempt,
-    RetryLater,
-)
 from fl_server.rounds.ending import cancel, end_by_fault, ended, no_client_delivers, same_failure, training_diverges
 from fl_server.rounds.events import ClientReturned, CulpritsFound, DeadlinePassed, RosterChanged, UpdateAdmitted
 from fl_server.rounds.sampling import Draw, by_id, draw_fixed
@@ -35,7 +26,7 @@ from fl_server.rounds.state import Phase, Result, RoundState, UnexpectedEvent, r
 def open_round(state: RoundState) -> Result:
     """Open the buffer of a round, and give its version to clients in the free slots."""
     if not state.enough and not state.working and len(state.buffer) < state.policy.goal:
-        return state, (AwaitClients(state.policy.min_clients, len(state.candidates)),)
+        return state, (ef.AwaitClients(state.policy.min_clients, len(state.candidates)),)
     state = replace(state, phase=Phase.COLLECTING, goal=state.policy.goal, draws=state.draws + 1)
     state, opened = _drawn(state, frozenset())
     state, effects = _step_or_wait(state)
@@ -65,7 +56,7 @@ def idle(state: RoundState, again: frozenset[str] = frozenset()) -> list[str]:
     return [client for client in state.candidates if client not in not_idle]
 
 
-def _drawn(state: RoundState, again: frozenset[str]) -> tuple[RoundState, OpenAttempt]:
+def _drawn(state: RoundState, again: frozenset[str]) -> tuple[RoundState, ef.OpenAttempt]:
     """Draw idle clients into the free slots; the seed, the round and the number of the attempt decide who it is."""
     free, cohort = state.policy.concurrency - state.working, tuple[str, ...]()
     if free > 0 and state.settled:
@@ -74,7 +65,7 @@ def _drawn(state: RoundState, again: frozenset[str]) -> tuple[RoundState, OpenAt
     state = replace(
         state, drawn=state.drawn.union(cohort), out=state.out.difference(cohort), work=ByClient({**state.work, **work})
     )
-    return state, OpenAttempt(state.round, 0, state.attempt, cohort)
+    return state, ef.OpenAttempt(state.round, 0, state.attempt, cohort)
 
 
 def _step_or_wait(state: RoundState) -> Result:
@@ -85,8 +76,8 @@ def _step_or_wait(state: RoundState) -> Result:
         return state, ()
     if fault := no_client_delivers(state) or same_failure(state):
         return end_by_fault(state, fault)
-    waits = AwaitClients(state.goal - len(state.buffer), len(idle(state)))
-    return replace(state, phase=Phase.SELECTING), (waits, RetryLater())
+    waits = ef.AwaitClients(state.goal - len(state.buffer), len(idle(state)))
+    return replace(state, phase=Phase.SELECTING), (waits, ef.RetryLater())
 
 
 def _step(state: RoundState) -> Result:
@@ -95,7 +86,7 @@ def _step(state: RoundState) -> Result:
     accepted = tuple((update.client, update.digest) for update in taken)
     versions = tuple(update.version for update in taken)
     state = replace(state, phase=Phase.STEPPING, buffer=rest, accepted=accepted, versions=versions)
-    return state, (ComputeStep(accepted, versions),)
+    return state, (ef.ComputeStep(accepted, versions),)
 
 
 def admit(state: RoundState, event: UpdateAdmitted) -> Result:
@@ -146,7 +137,7 @@ def deadline(state: RoundState, event: DeadlinePassed) -> Result:
     if not late:
         return state, ()
     state, effects = collect(state)
-    return state, (*effects, *((DeadlineMissed(late),) if kept else ()))
+    return state, (*effects, *((ef.DeadlineMissed(late),) if kept else ()))
 
 
 def drop_culprits(state: RoundState, event: CulpritsFound) -> Result:
@@ -159,7 +150,7 @@ def drop_culprits(state: RoundState, event: CulpritsFound) -> Result:
         for (client, digest), version in zip(state.accepted, state.versions, strict=True)
     ]
     culprits = [update for update in taken if update.client in why_of]
-    drop = DropCulprits(
+    drop = ef.DropCulprits(
         state.round, 0, tuple((update.client, why_of[update.client]) for update in culprits), event.fault,
         tuple(update.version for update in culprits),
     )  # fmt: skip
@@ -170,9 +161,9 @@ def drop_culprits(state: RoundState, event: CulpritsFound) -> Result:
     state = replace(
         state, phase=Phase.COLLECTING, buffer=kept + state.buffer, accepted=(), versions=(), refused=refused
     )  # fmt: skip
-    effects: tuple[Effect, ...]
+    effects: tuple[ef.Effect, ...]
     if (ending := state.ending) is not None:
-        state, effects = ended(state, ending), (*cancel(state), EndRun(*ending))
+        state, effects = ended(state, ending), (*cancel(state), ef.EndRun(*ending))
     elif fault := training_diverges(state):
         state, effects = end_by_fault(state, fault)
     else:

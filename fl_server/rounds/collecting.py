@@ -4,41 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 
+from fl_server.rounds import effects as ef
+from fl_server.rounds import events as ev
 from fl_server.rounds.buffer import collect
 from fl_server.rounds.by_client import ByClient, Failed, Lost, Refused
-from fl_server.rounds.effects import (
-    ComputeStep,
-    DeadlineMissed,
-    DropCulprits,
-    EndRun,
-    OpenAttempt,
-    QuorumMissed,
-    RecordFailure,
-    ReduceExchange,
-    SendWork,
-)
 from fl_server.rounds.ending import cancel, end_by_fault, same_failure, training_diverges
-from fl_server.rounds.events import (
-    ClientDroppedOut,
-    ClientRestarted,
-    ClientReturned,
-    CulpritsFound,
-    DeadlinePassed,
-    ExchangeReduced,
-    RetryDue,
-    StateLost,
-    UpdateAdmitted,
-    UpdateRefused,
-    WorkFailed,
-    counted,
-)
 from fl_server.rounds.sampling import by_id
 from fl_server.rounds.secure import abandon, begin_signing, close_stage, close_stage_if_done, masks_open, too_few
 from fl_server.rounds.selecting import draw_replacements, learn, lost_states, restart_round, select
 from fl_server.rounds.state import BEFORE_MASKS, Phase, Result, RoundState, UnexpectedEvent, replace
 
 
-def admit(state: RoundState, event: UpdateAdmitted) -> Result:
+def admit(state: RoundState, event: ev.UpdateAdmitted) -> Result:
     """Updates that count towards the goal."""
     clients = {client for client, _ in event.updates}
     if strangers := clients - state.drawn:
@@ -52,7 +29,7 @@ def admit(state: RoundState, event: UpdateAdmitted) -> Result:
     return close_if_done(replace(state, admitted=admitted, out=out, failed=state.failed.without(clients)))
 
 
-def refuse(state: RoundState, event: UpdateRefused) -> Result:
+def refuse(state: RoundState, event: ev.UpdateRefused) -> Result:
     """An update that does not count, and none of its client will in this round."""
     client = event.client
     if not state.undecided(state.place_of(client), client) or client not in state.drawn:
@@ -69,14 +46,14 @@ def refuse(state: RoundState, event: UpdateRefused) -> Result:
     return close_if_done(state) if worked and state.phase is Phase.COLLECTING else (state, ())
 
 
-def admit_while_waiting(state: RoundState, event: UpdateAdmitted) -> Result:
+def admit_while_waiting(state: RoundState, event: ev.UpdateAdmitted) -> Result:
     """A client of the cohort delivered while no client was outstanding: x_t is unchanged, so its update counts."""
     state, effects = admit(replace(state, phase=Phase.COLLECTING), event)
     # The waiting attempt was never opened, so it has missed no quorum.
-    return state, tuple(effect for effect in effects if not isinstance(effect, QuorumMissed))
+    return state, tuple(effect for effect in effects if not isinstance(effect, ef.QuorumMissed))
 
 
-def client_out(state: RoundState, event: ClientDroppedOut) -> Result:
+def client_out(state: RoundState, event: ev.ClientDroppedOut) -> Result:
     """An outstanding client will not deliver."""
     if not state.works(event.client):
         raise UnexpectedEvent(event, state, f"{event.client} is not outstanding")
@@ -89,7 +66,7 @@ def _without(state: RoundState, client: str) -> RoundState:
     return replace(state, out=state.out | {client}, answered=answered)
 
 
-def work_failed(state: RoundState, event: WorkFailed) -> Result:
+def work_failed(state: RoundState, event: ev.WorkFailed) -> Result:
     """The work of an outstanding client has failed. The run fails too if the fault is its own."""
     client = event.client
     if not state.works(client):
@@ -102,7 +79,7 @@ def work_failed(state: RoundState, event: WorkFailed) -> Result:
     return close_if_done(state)
 
 
-def state_lost(state: RoundState, event: StateLost) -> Result:
+def state_lost(state: RoundState, event: ev.StateLost) -> Result:
     """A client at work cannot start from its state.
 
     Where the server keeps the states' sum all states must be reset, which costs every client: it is done if the last
@@ -116,44 +93,44 @@ def state_lost(state: RoundState, event: StateLost) -> Result:
         if state.may_restart_states:
             return restart_round(state, lost_states(state), states=True)
     elif not event.left_out:
-        return state, (SendWork(client),)
+        return state, (ef.SendWork(client),)
     return conclude_failure(state, client, f"state_lost: {event.why}")
 
 
-def client_restarted(state: RoundState, event: ClientRestarted) -> Result:
+def client_restarted(state: RoundState, event: ev.ClientRestarted) -> Result:
     """Send a client at work its work again, unless too many of its processes had it: then the work has failed."""
     client = event.client
     if not state.works(client):
         raise UnexpectedEvent(event, state, f"{client} is not outstanding")
     state = replace(state, restarts=state.restarts.added(client, state.restarts.get(client, 0) + 1))
     if not state.restarts_too_often(client):
-        return state, (SendWork(client),)
+        return state, (ef.SendWork(client),)
     return conclude_failure(state, client, too_many_processes(state.policy.most_processes))
 
 
 def too_many_processes(most: int, what: str = "assignment") -> str:
     """Why work has failed that was sent to so many processes."""
-    had = f"{counted(most, 'process', 'processes')} of it had the {what}"
+    had = f"{ev.counted(most, 'process', 'processes')} of it had the {what}"
     return f"the daemon restarted while it worked: {had}, and none answered"
 
 
 def conclude_failure(state: RoundState, client: str, why: str) -> Result:
     """The work of an outstanding client has failed though it has not reported it."""
-    state, effects = work_failed(state, WorkFailed(client, why))
-    return state, (RecordFailure(client, why), *effects)
+    state, effects = work_failed(state, ev.WorkFailed(client, why))
+    return state, (ef.RecordFailure(client, why), *effects)
 
 
-def client_back(state: RoundState, event: ClientReturned) -> Result:
+def client_back(state: RoundState, event: ev.ClientReturned) -> Result:
     """A client that had dropped out can deliver again."""
     if not state.may_return(event.client):
         raise UnexpectedEvent(event, state, f"{event.client} is not out, or is asked no more in this round")
     return replace(state, out=state.out - {event.client}), ()
 
 
-def client_returns(state: RoundState, event: ClientReturned) -> Result:
+def client_returns(state: RoundState, event: ev.ClientReturned) -> Result:
     """No client was left to draw, and one of the cohort returned: the attempt continues with it."""
     state, _ = client_back(state, event)
-    return replace(state, phase=Phase.COLLECTING), (OpenAttempt(state.round, state.exchange, state.attempt, ()),)
+    return replace(state, phase=Phase.COLLECTING), (ef.OpenAttempt(state.round, state.exchange, state.attempt, ()),)
 
 
 def close_if_done(state: RoundState) -> Result:
@@ -197,7 +174,7 @@ def give_up_fixed(state: RoundState) -> Result:
     )
 
 
-def deadline(state: RoundState, event: DeadlinePassed) -> Result:
+def deadline(state: RoundState, event: ev.DeadlinePassed) -> Result:
     """Close with a quorum; else start the next attempt.
 
     Clients that miss a deadline which at least as many kept are reported. Else it is too short for all, which is no
@@ -206,7 +183,7 @@ def deadline(state: RoundState, event: DeadlinePassed) -> Result:
     del event
     if state.staged:
         return close_stage(state)
-    late = (DeadlineMissed(by_id(state.outstanding)),) if 0 < state.working <= len(state.admitted) else ()
+    late = (ef.DeadlineMissed(by_id(state.outstanding)),) if 0 < state.working <= len(state.admitted) else ()
     if state.fixed:
         state, effects = give_up_fixed(state)
     elif may_close(state):
@@ -223,7 +200,7 @@ def drawn_again(state: RoundState) -> frozenset[str]:
     return frozenset(client for client in state.out & set(state.eligible) if not state.barred(client))
 
 
-def retry(state: RoundState, event: RetryDue) -> Result:
+def retry(state: RoundState, event: ev.RetryDue) -> Result:
     """Draw again, also clients that failed. If all were refused, the round is redrawn: they may deliver then.
 
     Quarantine limits how often: a client that is refused in several rounds in a row is not eligible.
@@ -256,7 +233,7 @@ def next_attempt(state: RoundState, again: frozenset[str] = frozenset()) -> Resu
         return end_by_fault(state, fault)
     if state.policy.secure:
         return abandon(state, too_few(state, state.admitted, state.sharers))
-    missed = QuorumMissed(state.round, state.exchange, state.attempt, len(state.admitted), state.quorum)
+    missed = ef.QuorumMissed(state.round, state.exchange, state.attempt, len(state.admitted), state.quorum)
     if state.exchange:
         # The cohort of a later exchange is the accepted list of the one before: there are no replacements.
         state, effects = restart_round(state)
@@ -279,16 +256,16 @@ def close(state: RoundState) -> Result:
         out=state.out | state.outstanding | state.cancelled, fixed=(), cancelled=frozenset(),
     )  # fmt: skip
     if state.exchange + 1 < state.policy.exchanges:
-        return replace(state, phase=Phase.REDUCING), (ReduceExchange(accepted), *cancelled)
-    return replace(state, phase=Phase.STEPPING), (ComputeStep(accepted), *cancelled)
+        return replace(state, phase=Phase.REDUCING), (ef.ReduceExchange(accepted), *cancelled)
+    return replace(state, phase=Phase.STEPPING), (ef.ComputeStep(accepted), *cancelled)
 
 
-def drop_culprits(state: RoundState, event: CulpritsFound) -> Result:
+def drop_culprits(state: RoundState, event: ev.CulpritsFound) -> Result:
     """Reopen the exchange as if these updates had been refused: it closes without them, or others are drawn."""
     gone = {client for client, _ in event.culprits}
     if unknown := gone - {client for client, _ in state.accepted}:
         raise UnexpectedEvent(event, state, f"{min(unknown)} is not on the accepted list")
-    drop = DropCulprits(state.round, state.exchange, event.culprits, event.fault)
+    drop = ef.DropCulprits(state.round, state.exchange, event.culprits, event.fault)
     admitted = tuple(entry for entry in state.admitted if entry[0] not in gone)
     refused = state.refused
     for client, why in event.culprits:
@@ -298,7 +275,7 @@ def drop_culprits(state: RoundState, event: CulpritsFound) -> Result:
         refused=refused,
     )  # fmt: skip
     if state.ending is not None:
-        return replace(state, phase=Phase.ENDED), (drop, EndRun(*state.ending))
+        return replace(state, phase=Phase.ENDED), (drop, ef.EndRun(*state.ending))
     if fault := training_diverges(state):
         state, effects = end_by_fault(state, fault)
     elif state.states_lost:
@@ -308,7 +285,7 @@ def drop_culprits(state: RoundState, event: CulpritsFound) -> Result:
     return state, (drop, *effects)
 
 
-def next_exchange(state: RoundState, event: ExchangeReduced) -> Result:
+def next_exchange(state: RoundState, event: ev.ExchangeReduced) -> Result:
     """Open the next exchange for the accepted clients of the last one."""
     del event
     if state.states_lost:
@@ -318,4 +295,4 @@ def next_exchange(state: RoundState, event: ExchangeReduced) -> Result:
         state, phase=Phase.COLLECTING, exchange=state.exchange + 1, goal=len(cohort), drawn=frozenset(cohort),
         out=frozenset(), failed=ByClient(), restarts=ByClient(), refused=ByClient(), admitted=(), repeated=False,
     )  # fmt: skip
-    return state, (OpenAttempt(state.round, state.exchange, state.attempt, cohort),)
+    return state, (ef.OpenAttempt(state.round, state.exchange, state.attempt, cohort),)

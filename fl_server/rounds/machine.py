@@ -43,62 +43,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fl_server.rounds import buffer
+from fl_server.rounds import buffer, collecting, committing, ending, restoring, secure, selecting
 from fl_server.rounds import events as ev
-from fl_server.rounds.collecting import (
-    admit,
-    admit_while_waiting,
-    client_back,
-    client_out,
-    client_restarted,
-    client_returns,
-    deadline,
-    drop_culprits,
-    next_exchange,
-    refuse,
-    retry,
-    state_lost,
-    work_failed,
-)
-from fl_server.rounds.committing import committed, evaluated, go_on, stepped
-from fl_server.rounds.ending import diverged, end, time_used
-from fl_server.rounds.events import Extended, PauseRequested, ResumeRequested, RosterChanged
 from fl_server.rounds.metrics import Judged
-from fl_server.rounds.restoring import carry_on
 from fl_server.rounds.sampling import RoundPolicy, by_id
-from fl_server.rounds.secure import round_spoiled, stage_answered, take_graph
-from fl_server.rounds.selecting import (
-    given_up,
-    redraw,
-    released,
-    restart_states,
-    restart_states_alone,
-    restart_states_later,
-    select,
-)
 from fl_server.rounds.state import STAGES, Phase, Result, RoundState, Rule, UnexpectedEvent, replace
 
 
-def roster(state: RoundState, event: RosterChanged) -> Result:
+def roster(state: RoundState, event: ev.RosterChanged) -> Result:
     """Take the new list of eligible clients, and draw if the run waits for clients."""
     state = replace(state, eligible=by_id(event.eligible), settled=event.settled, shut_out=event.shut_out)
-    return go_on(state) if state.phase is Phase.SELECTING else (state, ())
+    return committing.go_on(state) if state.phase is Phase.SELECTING else (state, ())
 
 
-def pause(state: RoundState, event: PauseRequested) -> Result:
+def pause(state: RoundState, event: ev.PauseRequested) -> Result:
     """Start no new round."""
     del event
     return replace(state, paused=True), ()
 
 
-def resume(state: RoundState, event: ResumeRequested) -> Result:
+def resume(state: RoundState, event: ev.ResumeRequested) -> Result:
     """Start new rounds again."""
     del event
     state = replace(state, paused=False)
-    return select(state) if state.phase is Phase.SELECTING else (state, ())
+    return selecting.select(state) if state.phase is Phase.SELECTING else (state, ())
 
 
-def extend(state: RoundState, event: Extended) -> Result:
+def extend(state: RoundState, event: ev.Extended) -> Result:
     """Change the number of rounds and the limit of time. Earlier evaluations end the run no more."""
     if event.rounds <= state.round:
         raise UnexpectedEvent(event, state, f"expected more rounds than are done, {state.round}")
@@ -110,7 +81,7 @@ def judged_anew(state: RoundState) -> RoundState:
     return replace(state, judged=Judged(), judged_from=state.round)
 
 
-def reopen(state: RoundState, event: Extended) -> Result:
+def reopen(state: RoundState, event: ev.Extended) -> Result:
     """Reopen a completed run that gets more rounds."""
     if state.ending is None or state.ending[0] != "completed":
         raise UnexpectedEvent(event, state, "only a completed run can be extended")
@@ -118,7 +89,7 @@ def reopen(state: RoundState, event: Extended) -> Result:
     return _opened_again(state)
 
 
-def go_on_after_failure(state: RoundState, event: ResumeRequested) -> Result:
+def go_on_after_failure(state: RoundState, event: ev.ResumeRequested) -> Result:
     """Resume a failed run from its last committed model."""
     if state.ending is None or state.ending[0] != "failed":
         raise UnexpectedEvent(event, state, "only a failed run can go on as it is")
@@ -129,10 +100,10 @@ def _opened_again(state: RoundState) -> Result:
     """Reopen an ended run. Its unfinished round is redrawn, because its clients were cancelled."""
     state = replace(state, ending=None, failed_by="")
     if not state.goal:
-        return go_on(state)
-    state = redraw(state)
-    restart = given_up(state, "the run had ended in it")
-    state, effects = go_on(state)
+        return committing.go_on(state)
+    state = selecting.redraw(state)
+    restart = selecting.given_up(state, "the run had ended in it")
+    state, effects = committing.go_on(state)
     return state, (restart, *effects)
 
 
@@ -176,59 +147,54 @@ def applies(event: ev.Event, state: RoundState) -> bool:  # noqa: PLR0911 - a ta
 
 
 _OPEN = [phase for phase in Phase if phase is not Phase.ENDED]
-_COLLECTING = (Phase.SELECTING, Phase.COLLECTING, *STAGES)
+_WORKING = (Phase.COLLECTING, *STAGES)
+_COLLECTING = (Phase.SELECTING, *_WORKING)
 _BUFFERED = [phase for phase in _OPEN if phase not in STAGES]
 
 RULES: dict[tuple[Phase, type], Rule] = {
-    (Phase.SELECTING, ev.RetryDue): retry,
-    (Phase.SELECTING, ev.ClientReturned): client_returns,
-    (Phase.SELECTING, ev.UpdateAdmitted): admit_while_waiting,
-    (Phase.SELECTING, ev.UpdateRefused): refuse,
-    (Phase.COLLECTING, ev.UpdateAdmitted): admit,
-    (Phase.COLLECTING, ev.UpdateRefused): refuse,
-    (Phase.COLLECTING, ev.ClientDroppedOut): client_out,
-    (Phase.COLLECTING, ev.WorkFailed): work_failed,
-    (Phase.COLLECTING, ev.StateLost): state_lost,
-    (Phase.COLLECTING, ev.ClientRestarted): client_restarted,
-    (Phase.COLLECTING, ev.ClientReturned): client_back,
-    (Phase.COLLECTING, ev.DeadlinePassed): deadline,
-    (Phase.SHARING, ev.GraphMade): take_graph,
-    **{(phase, ev.RoundSpoiled): round_spoiled for phase in (*STAGES, Phase.COLLECTING, Phase.STEPPING)},
-    (Phase.REDUCING, ev.ExchangeReduced): next_exchange,
-    (Phase.STEPPING, ev.StepComputed): stepped,
-    (Phase.COMMITTING, ev.ModelCommitted): committed,
-    **{(phase, ev.StageAnswered): stage_answered for phase in STAGES},
-    **{(phase, ev.ClientDroppedOut): client_out for phase in STAGES},
-    **{(phase, ev.WorkFailed): work_failed for phase in STAGES},
-    **{(phase, ev.StateLost): state_lost for phase in STAGES},
-    **{(phase, ev.ClientRestarted): client_restarted for phase in STAGES},
-    **{(phase, ev.ClientReturned): client_back for phase in STAGES},
-    **{(phase, ev.DeadlinePassed): deadline for phase in STAGES},
+    (Phase.SELECTING, ev.RetryDue): collecting.retry,
+    (Phase.SELECTING, ev.ClientReturned): collecting.client_returns,
+    (Phase.SELECTING, ev.UpdateAdmitted): collecting.admit_while_waiting,
+    (Phase.COLLECTING, ev.UpdateAdmitted): collecting.admit,
+    **{(phase, ev.UpdateRefused): collecting.refuse for phase in (Phase.SELECTING, Phase.COLLECTING)},
+    (Phase.SHARING, ev.GraphMade): secure.take_graph,
+    **{(phase, ev.RoundSpoiled): secure.round_spoiled for phase in (*_WORKING, Phase.STEPPING)},
+    (Phase.REDUCING, ev.ExchangeReduced): collecting.next_exchange,
+    (Phase.STEPPING, ev.StepComputed): committing.stepped,
+    (Phase.COMMITTING, ev.ModelCommitted): committing.committed,
+    **{(phase, ev.StageAnswered): secure.stage_answered for phase in STAGES},
+    **{(phase, ev.ClientDroppedOut): collecting.client_out for phase in _WORKING},
+    **{(phase, ev.WorkFailed): collecting.work_failed for phase in _WORKING},
+    **{(phase, ev.StateLost): collecting.state_lost for phase in _WORKING},
+    **{(phase, ev.ClientRestarted): collecting.client_restarted for phase in _WORKING},
+    **{(phase, ev.ClientReturned): collecting.client_back for phase in _WORKING},
+    **{(phase, ev.DeadlinePassed): collecting.deadline for phase in _WORKING},
     (Phase.ENDED, ev.Extended): reopen,
     (Phase.ENDED, ev.ResumeRequested): go_on_after_failure,
-    **{(phase, ev.CulpritsFound): drop_culprits for phase in (Phase.REDUCING, Phase.STEPPING)},
-    **{(phase, ev.ModelDiverged): diverged for phase in (Phase.REDUCING, Phase.STEPPING)},
-    **{(phase, ev.RoundRestored): carry_on for phase in (*_COLLECTING, Phase.EVALUATING)},
+    **{(phase, ev.CulpritsFound): collecting.drop_culprits for phase in (Phase.REDUCING, Phase.STEPPING)},
+    **{(phase, ev.ModelDiverged): ending.diverged for phase in (Phase.REDUCING, Phase.STEPPING)},
+    **{(phase, ev.RoundRestored): restoring.carry_on for phase in (*_COLLECTING, Phase.EVALUATING)},
     **{(phase, ev.RosterChanged): roster for phase in Phase},
     **{(phase, ev.PauseRequested): pause for phase in _OPEN},
     **{(phase, ev.ResumeRequested): resume for phase in _OPEN},
     **{(phase, ev.Extended): extend for phase in _OPEN},
-    **{(phase, ev.Evaluated): evaluated for phase in _OPEN},
-    **{(phase, ev.TimeUsed): time_used for phase in _OPEN},
-    **{(phase, ev.ClientReleased): released for phase in _OPEN},
-    **{(phase, ev.StatesLost): restart_states if phase in _COLLECTING else restart_states_later for phase in _OPEN},
-    (Phase.ENDED, ev.StatesLost): restart_states_alone,
-    **{(phase, ev.EndRequested): end for phase in _OPEN},
+    **{(phase, ev.Evaluated): committing.evaluated for phase in _OPEN},
+    **{(phase, ev.TimeUsed): ending.time_used for phase in _OPEN},
+    **{(phase, ev.ClientReleased): selecting.released for phase in _OPEN},
+    **{(phase, ev.StatesLost): selecting.restart_states_later for phase in _OPEN},
+    **{(phase, ev.StatesLost): selecting.restart_states for phase in _COLLECTING},
+    (Phase.ENDED, ev.StatesLost): selecting.restart_states_alone,
+    **{(phase, ev.EndRequested): ending.end for phase in _OPEN},
 }
 """The rule of each phase for each event. A pair that is not in the table is refused."""
 
 _IN_BUFFER: dict[tuple[Phase, type], Rule] = {
     **{(phase, ev.UpdateAdmitted): buffer.admit for phase in _BUFFERED},
-    **{(phase, ev.UpdateRefused): refuse for phase in _BUFFERED},
-    **{(phase, ev.ClientDroppedOut): client_out for phase in _BUFFERED},
-    **{(phase, ev.WorkFailed): work_failed for phase in _BUFFERED},
-    **{(phase, ev.StateLost): state_lost for phase in _BUFFERED},
-    **{(phase, ev.ClientRestarted): client_restarted for phase in _BUFFERED},
+    **{(phase, ev.UpdateRefused): collecting.refuse for phase in _BUFFERED},
+    **{(phase, ev.ClientDroppedOut): collecting.client_out for phase in _BUFFERED},
+    **{(phase, ev.WorkFailed): collecting.work_failed for phase in _BUFFERED},
+    **{(phase, ev.StateLost): collecting.state_lost for phase in _BUFFERED},
+    **{(phase, ev.ClientRestarted): collecting.client_restarted for phase in _BUFFERED},
     **{(phase, ev.ClientReturned): buffer.client_back for phase in _BUFFERED},
     **{(phase, ev.DeadlinePassed): buffer.deadline for phase in _BUFFERED},
     (Phase.COLLECTING, ev.RosterChanged): buffer.roster,

@@ -57,7 +57,7 @@ class OwnedRuns:
 
     def not_loaded(self) -> list[NotLoaded]:
         """Those that this coordinator could not load, the oldest first."""
-        return [run for run in self._coordinator.table.not_loaded.all() if sees(run.owner)]
+        return [run for run in self._coordinator.table.not_loaded.values() if sees(run.owner)]
 
     def get(self, run_id: str) -> Run:
         """A run that the caller sees. Raises NoSuchRun."""

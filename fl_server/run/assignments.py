@@ -72,15 +72,6 @@ class RoundPosition:
     """Seconds until the attempt's deadline."""
 
 
-def assignment(
-    work: RoundWork, position: RoundPosition, client: str, counted: pb.Outcome | None = None
-) -> pb.Assignment:
-    """One client's work for one exchange. counted: the outcome of the update that its state is made of, if any."""
-    return for_client(
-        common_assignment(work, position), training_seed(work.config.seed, position.round, client), counted
-    )
-
-
 def for_client(common: pb.Assignment, seed: int, counted: pb.Outcome | None, data: str = "") -> pb.Assignment:
     """The `common_assignment` with what is the client's own: its training seed, its state's outcome and its data."""
     message = pb.Assignment()

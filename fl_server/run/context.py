@@ -8,9 +8,6 @@ from dataclasses import dataclass
 import algorithms as fl
 from fl_server.admission.norms import NormHistory
 from fl_server.aggregation.methods import keeps_client_state
-from fl_server.aggregation.outside_task.remote_task import RemoteTask
-from fl_server.clients.fleet import Fleet
-from fl_server.metrics import Metrics
 from fl_server.privacy_accounts import Account
 from fl_server.rounds.metrics import Directions
 from fl_server.run.client_states import ClientStates
@@ -20,9 +17,7 @@ from fl_server.run.rounds import RunCounters, RunRounds
 from fl_server.run.totals import Draw, LabelOrder
 from fl_server.run_settings.config import AlgorithmSection, RunConfig
 from fl_server.services import Services
-from fl_server.store.database.store import Store
 from fl_server.store.records import CommitRecord
-from fl_tasks import Task
 from protos.frozen import frozen_text
 
 
@@ -48,72 +43,41 @@ def _package(config: RunConfig) -> dict[str, str]:
     return {"package": config.task.package} if config.task.package else {}
 
 
-@dataclass(frozen=True, slots=True)
 class RunContext:
     """The parts of a run that are never replaced. The configuration may be: `RunControl.config` is the current one."""
 
-    run_id: str
-    services: Services
-    fleet: Fleet
-    """The coordinator's clients."""
-    metrics: Metrics
-    store: Store
-    """The ledger's methods, for `RunControl.write` and `read`."""
-    algorithm: fl.Algorithm
-    code: Mapping[str, str]
-    """Name, version and source of the task that clients must have."""
-    method: Mapping[str, str]
-    """Name, version and source of the method that clients must have; empty for a built-in one, which all have."""
-    encodings: frozenset[str]
-    """Those that clients must know; fixed for the whole run."""
-    rounds: RunRounds
-    directions: Directions
-    """Which of the metrics are better when lower."""
-    task_code: Task | RemoteTask
-    """The task, for the values of metrics that are computed from the sums of clients."""
-    counters: RunCounters
-    watchers: Watchers
-    trace: RoundTrace
-    model: ModelStore
-    norms: NormHistory
-    label_order: LabelOrder
-    client_states: ClientStates
-    keeps_client_state: bool
-    """Whether each client keeps a state of its own from round to round, for the method or with personal parameters."""
-    hides_cohorts: bool
-    """Whether nobody is told who takes part in its rounds."""
-    cohort_log: CohortLog
-    """For log lines about the clients of a round."""
-
-    @classmethod
-    def create(cls, services: Services, run_id: str, config: RunConfig, dependencies: RunDependencies) -> RunContext:
-        """A context without committed rounds."""
+    def __init__(self, services: Services, run_id: str, config: RunConfig, dependencies: RunDependencies) -> None:
+        """Without committed rounds."""
         version, source = dependencies.fingerprint
-        algorithm, rounds = dependencies.algorithm, RunRounds(config.stop.criterion)
-        return cls(
-            run_id=run_id,
-            services=services,
-            fleet=services.fleet,
-            metrics=services.metrics,
-            store=services.ledger.store,
-            algorithm=algorithm,
-            code={"name": config.task.name, "version": version, "source": source, **_package(config)},
-            method=_method(config.algorithm),
-            encodings=config.encodings.needed,
-            rounds=rounds,
-            directions=dependencies.directions,
-            task_code=dependencies.models.task,
-            counters=RunCounters(services.metrics, run_id, rounds, hidden=config.hides_cohorts),
-            watchers=Watchers(hides_clients=config.hides_cohorts),
-            trace=RoundTrace(None if config.hides_cohorts else services.traces, run_id),
-            model=ModelStore(services, run_id, dependencies.models),
-            norms=NormHistory(),
-            label_order=LabelOrder(),
-            client_states=ClientStates(run_id, services.config.states, summed=algorithm.needs_population),
-            keeps_client_state=keeps_client_state(config, algorithm),
-            hides_cohorts=config.hides_cohorts,
-            cohort_log=CohortLog(hidden=config.hides_cohorts),
-        )
+        self.run_id, self.services = run_id, services
+        self.fleet, self.metrics = services.fleet, services.metrics
+        self.store = services.ledger.store
+        """The ledger's methods, for `RunControl.write` and `read`."""
+        self.algorithm = dependencies.algorithm
+        self.code = {"name": config.task.name, "version": version, "source": source, **_package(config)}
+        """Name, version and source of the task that clients must have."""
+        self.method = _method(config.algorithm)
+        """Name, version and source of the method that clients must have; empty for a built-in one, which all have."""
+        self.encodings = config.encodings.needed
+        """Those that clients must know; fixed for the whole run."""
+        self.rounds = RunRounds(config.stop.criterion)
+        self.directions = dependencies.directions
+        """Which of the metrics are better when lower."""
+        self.task_code = dependencies.models.task
+        """The task, for the values of metrics that are computed from the sums of clients."""
+        self.hides_cohorts = hidden = config.hides_cohorts
+        """Whether nobody is told who takes part in its rounds."""
+        self.counters = RunCounters(services.metrics, run_id, self.rounds, hidden=hidden)
+        self.watchers = Watchers(hides_clients=hidden)
+        self.trace = RoundTrace(None if hidden else services.traces, run_id)
+        self.cohort_log = CohortLog(hidden=hidden)
+        """For log lines about the clients of a round."""
+        self.model = ModelStore(services, run_id, dependencies.models)
+        self.norms, self.label_order = NormHistory(), LabelOrder()
+        self.client_states = ClientStates(run_id, services.config.states, summed=self.algorithm.needs_population)
+        self.keeps_client_state = keeps_client_state(config, self.algorithm)
+        """Whether each client keeps a state of its own from round to round, for the method or with personal parameters.
+        """
 
     @property
     def task(self) -> Mapping[str, str]:

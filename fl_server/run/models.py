@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
 
@@ -240,48 +240,49 @@ class ModelStore:
 
     async def reduce(self, exchange: int, updates: Sequence[UpdateRecord], sources: Sequence[Source]) -> None:
         """Reduce an exchange that is not the round's last, and encode what the next exchange sends."""
-        await self._give_back(updates)
-        sums = await self._computed(self.engine.reduce, self.snapshot, exchange, _cohort(updates), sources)
+        sums = await self._reduced(updates, self.engine.reduce, exchange, _cohort(updates), sources)
         self._sums = {**self._sums, **sums}
         await self.prepare(exchange + 1)
 
-    async def _give_back(self, updates: Sequence[UpdateRecord]) -> None:
-        """Return the memory of large uploads to the kernel: the next model takes the place of their messages."""
+    async def _reduced(
+        self, updates: Sequence[UpdateRecord], function: Callable[Concatenate[Snapshot, P], T], *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:  # fmt: skip
+        """The result of a computation from the latest model, and from these updates.
+
+        The memory of large uploads is returned to the kernel first: the next model takes the place of their messages.
+        """
         if sum(update.size_bytes for update in updates) >= _LARGE_UPLOADS:
             await self._services.in_compute(give_back_freed_memory)
+        return await self._computed(function, self.snapshot, *args, **kwargs)
 
     async def compute_next(
         self, updates: Sequence[UpdateRecord], sources: Sequence[Source], attempt: int
     ) -> ServerUpdateStats:
         """Compute the next model from the accepted updates, in the order of id bytes. Raises Diverged."""
-        before: Mapping[str, fl.Tensors] = self._sums
-        await self._give_back(updates)
-        cohort, engine = _cohort(updates), self.engine
+        before, cohort, engine = self._sums, _cohort(updates), self.engine
         if engine.config.client_privacy is not None:
             normed = [(info, update.norm) for info, update in zip(cohort, updates, strict=True)]
-            self._next = await self._computed(engine.private_update, self.snapshot, normed, sources, attempt)
+            self._next = await self._reduced(updates, engine.private_update, normed, sources, attempt)
         else:
-            self._next = await self._computed(engine.server_update, self.snapshot, cohort, sources, before)
+            self._next = await self._reduced(updates, engine.server_update, cohort, sources, before)
         return self._next[1]
 
     async def compute_buffered(
         self, updates: Sequence[UpdateRecord], sources: Sequence[Source], round_: int
     ) -> ServerUpdateStats:
         """Compute the next model from the updates of a buffer, in the order of arrival. Raises Diverged."""
-        await self._give_back(updates)
         entries = [
             fl.Buffered(info, update.round, round_ - update.round)
             for info, update in zip(_cohort(updates), updates, strict=True)
         ]
         versions = {update.round: self.version(update.round).snapshot for update in updates}
-        self._next = await self._computed(self.engine.buffered_update, self.snapshot, entries, sources, versions)
+        self._next = await self._reduced(updates, self.engine.buffered_update, entries, sources, versions)
         return self._next[1]
 
     async def compute_from_sum(self, updates: Sequence[UpdateRecord], total: Total, draw: int) -> ServerUpdateStats:
         """Compute the next model from the sum of masked updates. Raises Diverged, SpoiledSum."""
-        await self._give_back(updates)
-        cohort = _cohort(updates)
-        self._next = await self._computed(self.engine.secure_update, self.snapshot, cohort, total, draw)
+        self._next = await self._reduced(updates, self.engine.secure_update, _cohort(updates), total, draw)
         return self._next[1]
 
     async def commit(self, record: CommitRecord, why: HistoryRecord, retry: Retry) -> CommitRecord:

@@ -33,7 +33,7 @@ class Run(RunControl):
     """One run with all its parts. Lives on the event loop."""
 
     def __init__(self, services: Services, record: RunRecord, config: RunConfig, dependencies: RunDependencies) -> None:
-        context = RunContext.create(services, record.run_id, config, dependencies)
+        context = RunContext(services, record.run_id, config, dependencies)
         super().__init__(context, record, config)
         if secret := dependencies.models.secret:
             policy = replace_fields(self.state.policy, seed=seed_of_draws(secret))

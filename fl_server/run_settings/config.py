@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from fl_common.names import VERSION_PATTERN
 from fl_server.rounds.metrics import LOSS, Criterion, Directions, StopPolicy, by_clients, of_averaged
@@ -22,7 +22,6 @@ from fl_server.run_settings.privacy import (
     without_relative_limits,
 )
 from fl_server.run_settings.sections import (
-    CHECKS,
     MAX_COUNT,
     MAX_EXAMPLES,
     MAX_LABELS,
@@ -33,16 +32,14 @@ from fl_server.run_settings.sections import (
     FileName,
     Fingerprint,
     LocalSection,
+    Parameters,
     RoundSection,
+    Section,
     Word,
-    check_plain,
+    checked_plain,
 )
 from protos.encoding_spec import EDEN, SPARSE, Dense, Encoding
 from protos.run_file import MOST_WHOLE
-
-
-class _Section(BaseModel):
-    model_config = CHECKS
 
 
 def _name(name: str) -> str:
@@ -64,6 +61,7 @@ def _owner(name: str) -> str:
 
 
 def _with_whole_numbers(value: Any) -> Any:
+    """The wire has one kind of number: 62 in a file arrives as 62.0, and becomes 62 again."""
     if isinstance(value, dict):
         return {key: _with_whole_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -72,23 +70,20 @@ def _with_whole_numbers(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-class TaskSection(_Section):
+Options = Annotated[dict[str, Any], BeforeValidator(_with_whole_numbers), BeforeValidator(checked_plain)]
+"""A task's options, which are checked first."""
+
+
+class TaskSection(Section):
     """The task of the run."""
 
     name: Word = Field(min_length=1)
-    options: dict[str, Any] = Field(default={})
+    options: Options = Field(default={})
     frozen: Literal["send", "local"] = "send"
     package: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")] = ""
 
-    @field_validator("options", mode="before")
-    @classmethod
-    def _whole_numbers(cls, options: Any) -> Any:
-        """The wire has one kind of number: 62 in a file arrives as 62.0, and becomes 62 again."""
-        check_plain(options)
-        return _with_whole_numbers(options) if isinstance(options, dict) else options
 
-
-class ScheduleSection(_Section):
+class ScheduleSection(Section):
     """How a parameter changes from round to round. `algorithms.Schedule` checks the values."""
 
     kind: Word
@@ -97,22 +92,16 @@ class ScheduleSection(_Section):
     factor: float | None = Field(default=None, gt=0, le=MAX_NUMBER)
 
 
-class AlgorithmSection(_Section):
+class AlgorithmSection(Section):
     """The method and its parameters."""
 
     name: Word = "fedcm"
-    parameters: dict[str, float | str | bool] = Field(default={})
+    parameters: Parameters = Field(default={})
     schedules: dict[Word, ScheduleSection] = Field(default={}, max_length=MAX_SCHEDULES)
     fingerprint: Fingerprint | None = None
 
-    @field_validator("parameters", mode="before")
-    @classmethod
-    def _few(cls, parameters: Any) -> Any:
-        check_plain(parameters)
-        return parameters
 
-
-class StopSection(_Section):
+class StopSection(Section):
     """The stop rules."""
 
     rounds: int = Field(default=100, ge=1, le=MAX_COUNT)
@@ -144,7 +133,7 @@ _OF_ROUNDS = [field.name for field in fields(RoundPolicy) if field.name in Round
 """What the section and the policy of rounds have in common."""
 
 
-class EvaluationSection(_Section):
+class EvaluationSection(Section):
     """How often the model is evaluated, by the server and by clients."""
 
     every: int = Field(default=1, ge=0, le=MAX_COUNT)
@@ -155,7 +144,7 @@ class EvaluationSection(_Section):
     averaged_on_clients: bool = False
 
 
-class EncodingsSection(_Section):
+class EncodingsSection(Section):
     """How updates, the model and the direction travel."""
 
     update: Encoding = "plain"
@@ -205,7 +194,7 @@ class EncodingsSection(_Section):
         return frozenset({self.update, self.model, self.direction}) - {"plain"}
 
 
-class AveragingSection(_Section):
+class AveragingSection(Section):
     """The averaged model, which is evaluated and exported beside the latest one."""
 
     method: Literal["ema", "tail", "window"]
@@ -242,7 +231,7 @@ def with_preset(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "local": PRESETS[name] | local}
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """The configuration of a run."""
 
     name: Annotated[str, AfterValidator(_name)] = ""

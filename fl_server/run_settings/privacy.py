@@ -10,19 +10,17 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from fl_server.run_settings.sections import CHECKS, MAX_COUNT, MAX_NUMBER, MAX_SECONDS, Word
+from fl_server.run_settings.sections import MAX_COUNT, MAX_NUMBER, MAX_SECONDS, Section, Word
 
 LEAST_CLIENTS = 3
 """A sum of two updates shows each of the two clients the other's."""
 MAX_PAYLOADS, MAX_METRICS = 32, 16
 
 
-class PrivacySection(BaseModel):
+class PrivacySection(Section):
     """What is protected, and how much may be spent on it."""
-
-    model_config = CHECKS
 
     unit: Literal["client", "record"]
     noise_multiplier: float = Field(gt=0, le=1e6)
@@ -61,10 +59,8 @@ def hides_cohorts(spec: object) -> bool:
     return isinstance(privacy, Mapping) and privacy.get("unit") == "client"
 
 
-class SecureAggregationSection(BaseModel):
+class SecureAggregationSection(Section):
     """The protocol, what it protects from, and how updates are rounded."""
-
-    model_config = CHECKS
 
     protocol: Literal["secagg+"] = "secagg+"
     bits: int = Field(default=16, ge=4, le=24)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from fl_common.built_in import REDUCERS
 from fl_server.rounds.sampling import Sampling
@@ -54,8 +54,8 @@ FileName = Annotated[str, Field(max_length=4096), AfterValidator(_printable)]
 """A path, up to the usual limit of operating systems."""
 
 
-def check_plain(values: Any) -> None:
-    """Raises ValueError for values that are too deep or too many, and for numbers that are not finite."""
+def checked_plain(values: Any) -> Any:
+    """The values. Raises ValueError for ones that are too deep or too many, and for numbers that are not finite."""
     characters = 0
     for entries, (depth, value) in enumerate(_leaves(values), start=1):
         characters += len(value) if isinstance(value, str) else 0
@@ -69,6 +69,7 @@ def check_plain(values: Any) -> None:
             raise ValueError("expected finite numbers")
         if isinstance(value, int) and abs(value) > MOST_WHOLE:
             raise ValueError(f"expected whole numbers from -{MOST_WHOLE} to {MOST_WHOLE}, or larger ones as text")
+    return values
 
 
 def _leaves(values: Any) -> Iterator[tuple[int, Any]]:
@@ -87,15 +88,17 @@ def _leaves(values: Any) -> Iterator[tuple[int, Any]]:
 MAX_PARAMETERS, MAX_LIST = 64, 16
 """Parameters of an optimizer, and numbers in one of them."""
 
-CHECKS = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-"""The checks of every table of a run's configuration."""
+Parameters = Annotated[dict[str, float | str | bool], BeforeValidator(checked_plain)]
+"""Parameters of a method or of a reducer, by name."""
 
 
-class _Section(BaseModel):
-    model_config = CHECKS
+class Section(BaseModel):
+    """A table of a run's configuration, with the checks of all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Fingerprint(_Section):
+class Fingerprint(Section):
     """Which code of a method or a reducer from outside a run has. The coordinator sets it when it creates the run."""
 
     version: Word = ""
@@ -105,7 +108,7 @@ class Fingerprint(_Section):
         return f"version {self.version!r} {self.source}"
 
 
-class OptimizerSection(_Section):
+class OptimizerSection(Section):
     """The optimizer of the local steps. `algorithms.optimizers` checks the parameters."""
 
     name: Word = Field(min_length=1)
@@ -115,15 +118,13 @@ class OptimizerSection(_Section):
     @field_validator("parameters", mode="before")
     @classmethod
     def _few(cls, parameters: Any) -> Any:
-        check_plain(parameters)
-        if isinstance(parameters, dict) and any(
-            isinstance(value, list | tuple) and len(value) > MAX_LIST for value in parameters.values()
-        ):
+        values = checked_plain(parameters).values() if isinstance(parameters, dict) else ()
+        if any(isinstance(value, list | tuple) and len(value) > MAX_LIST for value in values):
             raise ValueError(f"expected lists of at most {MAX_LIST} numbers")
         return parameters
 
 
-class RateSection(_Section):
+class RateSection(Section):
     """A factor of the learning rate over steps or rounds."""
 
     kind: Literal["constant", "linear", "cosine"]
@@ -138,14 +139,14 @@ class RateSection(_Section):
         return self
 
 
-class RateChange(_Section):
+class RateChange(Section):
     """A learning rate that applies from a round on."""
 
     round: int = Field(ge=0, le=MAX_COUNT)
     learning_rate: float = Field(gt=0, le=MAX_NUMBER)
 
 
-class LocalSection(_Section):
+class LocalSection(Section):
     """A client's local training in a round."""
 
     learning_rate: float = Field(default=0.1, gt=0, le=MAX_NUMBER)
@@ -202,7 +203,7 @@ class LocalSection(_Section):
         return self.model_copy(update={"learning_rate_changes": (*earlier, change)})
 
 
-class StalenessSection(_Section):
+class StalenessSection(Section):
     """How much an update counts that is some versions old. `algorithms.staleness` checks the values."""
 
     kind: Word = Field(default="polynomial", min_length=1)
@@ -222,7 +223,7 @@ OF_COHORTS = ("sampling", "rate", "clients_per_round", "quorum", "over_selection
 """Keys of a round that a run with a buffer does not have."""
 
 
-class RoundSection(_Section):
+class RoundSection(Section):
     """Which clients take part in a round, and when it closes."""
 
     sampling: Sampling = "fixed"
@@ -246,7 +247,7 @@ class RoundSection(_Section):
     max_relative_payload: float = Field(default=100.0, ge=0, le=MAX_NUMBER)
     max_client_share: float = Field(default=0.0, ge=0, le=1)
     reducer: Word = Field(default="mean", min_length=1)
-    reducer_parameters: dict[str, float | str | bool] = Field(default={})
+    reducer_parameters: Parameters = Field(default={})
     reducer_fingerprint: Fingerprint | None = None
     trim: float = Field(default=0.2, gt=0, lt=0.5)
     krum_byzantine: int = Field(default=1, ge=1, le=MAX_COUNT)
@@ -313,12 +314,6 @@ class RoundSection(_Section):
                     f"expected {key} to be at least min_accepted ({self.least}; the coordinator's rounds.min_accepted "
                     f"is the least of a run by an operator who is no admin), got {size}"
                 )
-
-    @field_validator("reducer_parameters", mode="before")
-    @classmethod
-    def _few(cls, parameters: Any) -> Any:
-        check_plain(parameters)
-        return parameters
 
     @model_validator(mode="after")
     def _reducer_has_enough(self) -> Self:

@@ -22,16 +22,7 @@ import structlog
 from algorithms import AlgorithmError
 from fl_common.allocator import free_what_failed
 from fl_common.units import size
-from fl_extensions.methods import (
-    METHODS,
-    REDUCERS,
-    STALENESS,
-    Code,
-    NotListed,
-    load_method,
-    load_reducer,
-    load_staleness,
-)
+from fl_extensions import methods
 from fl_extensions.naming import Kind, comma_separated, installed, is_known, unknown
 from fl_server.aggregation.methods import build_algorithm, complete, outside_names
 from fl_server.aggregation.outside_task.remote_task import RemoteTask, TaskProcesses
@@ -118,20 +109,20 @@ class _Part:
     """The method, the reducer or the rule for stale updates in a run's configuration."""
 
     kind: Kind
-    load: Callable[[str, Collection[str]], Code | None]
+    load: Callable[[str, Collection[str]], methods.Code | None]
     field: str
     """The field with its name in the configuration."""
     key: str
     """The key of server.toml with the names that may be loaded."""
 
 
-_METHOD = _Part(METHODS, load_method, "algorithm.name", "algorithms")
+_METHOD = _Part(methods.METHODS, methods.load_method, "algorithm.name", "algorithms")
 
 
-_REDUCER = _Part(REDUCERS, load_reducer, "round.reducer", "reducers")
+_REDUCER = _Part(methods.REDUCERS, methods.load_reducer, "round.reducer", "reducers")
 
 
-_STALENESS = _Part(STALENESS, load_staleness, "round.staleness.kind", "staleness")
+_STALENESS = _Part(methods.STALENESS, methods.load_staleness, "round.staleness.kind", "staleness")
 
 
 def load_code(config: RunConfig, settings: ServerConfig, *, ended: bool = False) -> RunConfig:
@@ -157,13 +148,13 @@ def load_code(config: RunConfig, settings: ServerConfig, *, ended: bool = False)
     return config.model_copy(update={"algorithm": algorithm, "round": round_})
 
 
-def _loaded(part: _Part, name: str, listed: Collection[str]) -> Code | None:
+def _loaded(part: _Part, name: str, listed: Collection[str]) -> methods.Code | None:
     kind = part.kind
     if not is_known(kind, name):
         raise InvalidInput(part.field, *unknown(kind, name))
     try:
         return part.load(name, listed)
-    except NotListed as error:
+    except methods.NotListed as error:
         raise InvalidInput(
             part.field,
             f"{kind.one} that this coordinator may load: built in ({', '.join(kind.built_in)}), an entry point of an"
@@ -174,7 +165,7 @@ def _loaded(part: _Part, name: str, listed: Collection[str]) -> Code | None:
         raise InvalidInput(part.field, f"{kind.one} that this coordinator can load", error) from error
 
 
-def _checked(part: _Part, code: Code | None, wanted: Fingerprint | None) -> Fingerprint | None:
+def _checked(part: _Part, code: methods.Code | None, wanted: Fingerprint | None) -> Fingerprint | None:
     """The fingerprint of the code that is here. wanted: the configuration's."""
     here = None if code is None else Fingerprint(version=code.version, source=code.source)
     if wanted is not None and wanted != here:

@@ -79,43 +79,22 @@ class NotLoaded:
         return owner if isinstance(owner, str) else None
 
 
-class NotLoadedRuns:
-    """All runs that are not loaded, by id."""
-
-    def __init__(self) -> None:
-        self._runs: dict[str, NotLoaded] = {}
-
-    def __contains__(self, run_id: object) -> bool:
-        return run_id in self._runs
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._runs)
+class NotLoadedRuns(dict[str, NotLoaded]):
+    """All runs that are not loaded, by id, oldest first."""
 
     def add(self, record: RunRecord, reason: str, *, loading: bool = False) -> None:
         """Add a run, or change its reason. loading: it is being loaded."""
-        self._runs[record.run_id] = NotLoaded(record, one_line(reason), loading)
-
-    def remove(self, run_id: str) -> None:
-        """The run was deleted or loaded."""
-        self._runs.pop(run_id, None)
-
-    def get(self, run_id: str) -> NotLoaded | None:
-        """The run with that id, if it is not loaded."""
-        return self._runs.get(run_id)
-
-    def all(self) -> list[NotLoaded]:
-        """All runs, oldest first."""
-        return list(self._runs.values())
+        self[record.run_id] = NotLoaded(record, one_line(reason), loading)
 
     def ask_again(self, run_id: str) -> None:
         """Raises NotNow if the run is not loaded, and goes on once it is: its clients keep their work until then."""
-        if (waiting := self._runs.get(run_id)) is not None and waiting.record.state not in ENDED:
+        if (waiting := self.get(run_id)) is not None and waiting.record.state not in ENDED:
             wait_s = LOADING_WAIT_S if waiting.loading else NOT_LOADED_WAIT_S
             raise NotNow(f"run {run_id!r} is not loaded yet: {waiting.reason}", wait_s, routine=True)
 
     def refuse(self, run_id: str) -> None:
         """Raises NoSuchRun, with the reason, if the run is not loaded."""
-        if (waiting := self._runs.get(run_id)) is not None:
+        if (waiting := self.get(run_id)) is not None:
             raise NoSuchRun(run_id, f"run {run_id!r} is in the ledger and not loaded: {waiting.reason}")
 
 
@@ -128,7 +107,7 @@ class RunTable:
 
     def add(self, run: Run) -> None:
         """Add a run in its place: the table is in the order of creation."""
-        self.not_loaded.remove(run.id)
+        self.not_loaded.pop(run.id, None)
         self.loaded[run.id] = run
         self.loaded = dict(sorted(self.loaded.items(), key=lambda item: (item[1].record.created_at, item[0])))
 
@@ -226,7 +205,7 @@ class Deletions:
             if problem.loading:
                 raise WrongState(run_id, "loading", ENDED, "deleting")
             await self._mark(problem.record, reason, actor)
-            self._table.not_loaded.remove(run_id)
+            self._table.not_loaded.pop(run_id, None)
         else:
             if (run := self._table.loaded.get(run_id)) is None:
                 raise NoSuchRun(run_id)

@@ -32,16 +32,7 @@ from fl_server.errors import Forbidden, TooMany, Unauthenticated
 from fl_server.identity import Identity, of_certificate
 from fl_server.metrics import Metrics
 from fl_server.settings.config import ServerConfig
-from fl_server.web.process import (
-    Page,
-    PageCertificate,
-    WebProcess,
-    coordinator_socket,
-    line_for,
-    listening_socket,
-    page_url,
-    require_packages,
-)
+from fl_server.web import process
 from protos.fl.v1 import web_pb2 as pb
 from protos.fl.v1 import web_pb2_grpc
 from protos.wire import timestamp
@@ -237,21 +228,21 @@ class WebPage:
         self._config, self._sessions, self._certificates = config, sessions, certificates
         self._server: grpc.aio.Server | None = None
         self._running: asyncio.Task[None] | None = None
-        self.process: WebProcess | None = None
-        self._own: PageCertificate | None = None
+        self.process: process.WebProcess | None = None
+        self._own: process.PageCertificate | None = None
         if certificates is not None and config.tls is not None and config.web_tls is not None:
-            self._own = PageCertificate(config.web_tls, config.tls, certificates)
+            self._own = process.PageCertificate(config.web_tls, config.tls, certificates)
 
     async def start(self, server: grpc.aio.Server, address: str, audit: AuditLog, metrics: Metrics) -> str:
         """Serve the page at an address. Returns host:port. Raises SettingsError.
 
         server: has the Admin service, and gets the logins and the socket.
         """
-        require_packages()
-        listening = listening_socket(address)
+        process.require_packages()
+        listening = process.listening_socket(address)
         host, port = address.rpartition(":")[0], listening.getsockname()[1]
-        self._sessions.url = page_url(self._config, f"{host}:{port}")
-        path = coordinator_socket(self._config.state_dir)
+        self._sessions.url = process.page_url(self._config, f"{host}:{port}")
+        path = process.coordinator_socket(self._config.state_dir)
         logins = WebLoginService(self._sessions, self._certificates, audit)
         web_pb2_grpc.add_WebLoginServicer_to_server(logins, server)
         try:
@@ -262,7 +253,7 @@ class WebPage:
         self._server = server
         await server.start()
         self._sockets = path, listening.fileno()
-        self.process = WebProcess(self._settings(), listening.fileno(), metrics.web_process_ends)
+        self.process = process.WebProcess(self._settings(), listening.fileno(), metrics.web_process_ends)
         self._running = asyncio.create_task(self.process.run())
         self._running.add_done_callback(lambda _: listening.close())
         return f"{host}:{port}"
@@ -270,7 +261,7 @@ class WebPage:
     def _settings(self) -> bytes:
         """The line of settings of the web process, as it is now."""
         tls = None if self._own is None else self._own.values()
-        return line_for(self._config, Page(*self._sockets, self._sessions.key, tls))
+        return process.line_for(self._config, process.Page(*self._sockets, self._sessions.key, tls))
 
     def poll(self) -> None:
         """Read the page's certificate again. Blocking."""

@@ -16,6 +16,7 @@ from algorithms.conformance.federation import UNEVEN, Federation, Round, RunStat
 from algorithms.optimizers.federated import with_optimizer
 from algorithms.optimizers.spec import OptimizerSpec
 from algorithms.staleness import Staleness, build_staleness
+from tests.algorithms.optimum import minimiser
 from tests.marks import slow_except
 
 REFUSED = {"scaffold", "feddyn", "fedrobust", "proxskip", "mime"}
@@ -190,7 +191,7 @@ def test_a_stale_buffer_converges_for_fedcm(conditioned: Federation) -> None:
     """Updates that are always two versions old, of single steps: it comes to the minimiser."""
     run = Run(conditioned.with_steps(1), fl.build("fedcm", alpha=0.2), decay=1.0)
     x = run.play([[(client, max(0, v - 2)) for client in range(3)] for v in range(400)])
-    torch.testing.assert_close(x, conditioned.minimiser(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(x, minimiser(conditioned), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch import nn
 import algorithms as fl
 from algorithms import tree
 from algorithms.conformance.federation import UNEVEN, Client, Federation, flat, half_squares
+from tests.algorithms.optimum import minimiser
 from tests.marks import slow_except
 
 
@@ -57,7 +58,7 @@ def test_it_reaches_the_exact_optimum(conditioned: Federation, name: str, option
     for t in range(100):
         info = fl.RoundInfo(t, 0.2, population=3)
         state = fl.run_round(algorithm, state, model, clients, fl.LocalSettings(0.2), info).state
-    torch.testing.assert_close(flat(state.server.x), conditioned.minimiser(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(flat(state.server.x), minimiser(conditioned), rtol=0, atol=1e-9)
 
 
 def test_buffers_are_averaged_and_counters_kept() -> None:

@@ -19,15 +19,7 @@ import structlog
 import torch
 
 import algorithms as fl
-from fl_server.aggregation.outside_task.child import (
-    Closed,
-    ForkServer,
-    layout_of,
-    layout_text,
-    receive,
-    receive_bundle,
-    send,
-)
+from fl_server.aggregation.outside_task import child
 from fl_server.aggregation.task_model import packed
 from fl_server.errors import InvalidInput
 from fl_server.settings.sections import LimitsConfig
@@ -50,7 +42,7 @@ _PROGRESS_S = 30.0
 class TaskProcesses:
     """Where processes of tasks come from, and their limits."""
 
-    forks: ForkServer
+    forks: child.ForkServer
     limits: LimitsConfig
 
 
@@ -81,13 +73,13 @@ class _Process:
             sizes = [bundle.nbytes for bundle in bundles]
             try:
                 self._connection.settimeout(seconds)
-                send(self._connection, {**request, "sizes": sizes}, bundles)
+                child.send(self._connection, {**request, "sizes": sizes}, bundles)
                 header = self._header(what, ends)
             except TimeoutError:
                 why = f"{what} did not end within {seconds:g} s"
                 self.end(why)
                 raise TaskTimedOut(f"{why}; its process was ended") from None
-            except (Closed, OSError):
+            except (child.Closed, OSError):
                 pass
             else:
                 return _Reply(header, self._connection, ends)
@@ -98,7 +90,7 @@ class _Process:
         over = threading.Event()
         threading.Thread(target=self._log_progress, args=(what, over), name="progress", daemon=True).start()
         try:
-            header = receive(self._connection, ends)
+            header = child.receive(self._connection, ends)
         finally:
             over.set()
         match header:
@@ -142,7 +134,7 @@ def _ending(status: int) -> str:
     return f"signal {number} ({name}){hint}"
 
 
-def _end(forks: ForkServer, pid: int, connection: socket.socket) -> None:
+def _end(forks: child.ForkServer, pid: int, connection: socket.socket) -> None:
     connection.close()
     forks.kill(pid)
 
@@ -157,7 +149,7 @@ class _Reply:
 
     def bundle(self, layout: Layout) -> fl.Tensors:
         """The next bundle. Raises Closed, TimeoutError, LayoutError."""
-        return unpack(receive_bundle(self.connection, layout.size_bytes, self.ends), layout)
+        return unpack(child.receive_bundle(self.connection, layout.size_bytes, self.ends), layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +234,7 @@ def checked(name: str, read: Callable[[], T]) -> T:
     """What is read from a reply. Raises TaskError for one that no process of ours would send."""
     try:
         return read()
-    except (KeyError, TypeError, ValueError, AttributeError, Closed, TimeoutError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, child.Closed, TimeoutError) as error:
         raise TaskError(f"the process of task {name} sent what is no reply: {type(error).__name__}: {error}") from error
 
 
@@ -251,7 +243,7 @@ class RemoteModel:
 
     def __init__(self, process: _Process, limits: LimitsConfig, header: Mapping[str, Any]) -> None:
         self._process, self._limits = process, limits
-        self.layout, self.trainable_layout = layout_of(header["layout"]), layout_of(header["trainable"])
+        self.layout, self.trainable_layout = child.layout_of(header["layout"]), child.layout_of(header["trainable"])
         self.tied = {str(name): str(of) for name, of in header["tied"].items()}
         self.remarks = tuple(map(str, header["remarks"]))
         given = header["local_frozen"]
@@ -263,7 +255,7 @@ class RemoteModel:
         reply = self._process.ask("making the first model", self._limits.task_load_s, {"do": "first", "path": path})
 
         def read() -> fl.ModelState:
-            tensors, frozen = reply.bundle(self.layout), reply.bundle(layout_of(reply.header["frozen"]))
+            tensors, frozen = reply.bundle(self.layout), reply.bundle(child.layout_of(reply.header["frozen"]))
             trainable = {entry.name: tensors[entry.name] for entry in self.layout.entries if entry.trainable}
             buffers = {entry.name: tensors[entry.name] for entry in self.layout.entries if not entry.trainable}
             return fl.ModelState(trainable, buffers, frozen)
@@ -292,7 +284,7 @@ class RemoteModel:
         frozen = Layout.of(values.frozen)
         sent = packed({**values.trainable, **values.buffers}, self.layout)
         bundles = [memoryview(sent), memoryview(packed(values.frozen, frozen))]
-        return self._process.ask(what, seconds, {"do": do, "frozen_layout": layout_text(frozen), **more}, bundles)
+        return self._process.ask(what, seconds, {"do": do, "frozen_layout": child.layout_text(frozen), **more}, bundles)
 
     def leave(self, why: str) -> None:
         """End the evaluation under way, and with it the process."""

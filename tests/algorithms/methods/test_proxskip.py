@@ -11,6 +11,7 @@ from torch import Tensor
 
 import algorithms as fl
 from algorithms.conformance.federation import Federation, Round, RunState, flat, parabolas, path, total
+from tests.algorithms.optimum import minimiser
 
 
 def test_by_hand() -> None:
@@ -84,7 +85,7 @@ def test_exact_optimum_of_different_clients(conditioned: Federation) -> None:
     steps = steps_of(flips(0.2, 150))
     assert (min(steps), max(steps) > 10) == (1, True)
     *_, end = played(conditioned, fl.build("proxskip", p=0.2), steps)
-    torch.testing.assert_close(flat(end.server.x), conditioned.minimiser(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(flat(end.server.x), minimiser(conditioned), rtol=0, atol=1e-10)
 
 
 def test_communication_after_every_step_is_gradient_descent(federation: Federation) -> None:

@@ -10,6 +10,7 @@ import torch
 
 import algorithms as fl
 from algorithms.conformance.federation import UNEVEN, Federation, Round, everyone, flat, parabolas, path, total
+from tests.algorithms.optimum import minimiser
 from tests.marks import slow_except
 
 OBJECTIVES = ["uniform", "examples"]
@@ -129,7 +130,7 @@ def test_exact_optimum_in_spite_of_clips_and_abandoned_attempts(
     early = conditioned.run(scaffold, ACCIDENTS[:5])[-1]
     conditioned.answers(scaffold, early, {}, ACCIDENTS[5])
     end = conditioned.run(scaffold, ACCIDENTS[5:], early)[-1]
-    optimum = conditioned.minimiser(by_examples=objective == "examples")
+    optimum = minimiser(conditioned, by_examples=objective == "examples")
     torch.testing.assert_close(flat(end.server.x), optimum, rtol=0, atol=1e-9)
 
 
@@ -140,7 +141,7 @@ def test_a_state_of_what_never_counted_misses_the_optimum(conditioned: Federatio
     context, update = conditioned.answers(scaffold, early, {}, ACCIDENTS[5])["bob"]
     wrong = dataclasses.replace(early, clients={**early.clients, "bob": scaffold.next_client_state(context, update)})
     end = conditioned.run(scaffold, ACCIDENTS[5:], wrong)[-1]
-    assert (flat(end.server.x) - conditioned.minimiser()).norm() > 1e-3
+    assert (flat(end.server.x) - minimiser(conditioned)).norm() > 1e-3
 
 
 def test_what_is_missing_is_named(federation: Federation) -> None:

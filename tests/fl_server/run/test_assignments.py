@@ -11,7 +11,7 @@ from google.protobuf.json_format import MessageToDict
 import algorithms as fl
 from fl_server.aggregation.outgoing import Outgoing, make_broadcast
 from fl_server.rounds.sampling import training_seed
-from fl_server.run.assignments import RoundPosition, RoundWork, assignment
+from fl_server.run.assignments import RoundPosition, RoundWork, common_assignment, for_client
 from protos.codec import Layout
 from protos.fl.v1.tensor_pb2 import ENCODING_INT8, ENCODING_PLAIN, ENCODING_TOP_K, RESOURCE_KIND_MODEL
 from protos.fl.v1.training_pb2 import PAYLOAD_KIND_DELTA, Assignment
@@ -29,7 +29,8 @@ def make_assignment(
     """The assignment of a client in round 3."""
     config = run_config(**sections)
     work = RoundWork("r", config, method, ("1", "sha256:ab"), [BROADCAST], 1000, 4)
-    return assignment(work, RoundPosition(3, 0, attempt, seconds_left), client)
+    common = common_assignment(work, RoundPosition(3, 0, attempt, seconds_left))
+    return for_client(common, training_seed(config.seed, 3, client), None)
 
 
 def test_an_assignment_has_all_that_a_client_needs() -> None:

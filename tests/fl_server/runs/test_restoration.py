@@ -71,7 +71,7 @@ async def test_a_run_whose_code_fails_is_not_tried_at_the_next_start(
         failing = Failing(broken, TaskFault("the import ended its process: signal 11 (SIGSEGV)"))
         for _ in range(2):
             async with World(tmp_path) as world:
-                (problem,) = world.coordinator.table.not_loaded.all()
+                (problem,) = world.coordinator.table.not_loaded.values()
                 assert (problem.state, failing.tries) == ("failed", 1)
                 assert "signal 11 (SIGSEGV); `fl run resume r` loads it again" in problem.explained
                 assert [row.event for row in world.store.history("r")].count("run_failed") == 1
@@ -96,7 +96,7 @@ async def test_what_the_machine_lacks_fails_no_run(tmp_path: Path, monkeypatch: 
         failing = Failing(broken, OF_THE_MACHINE[0])
         for tries in (1, 2):
             async with World(tmp_path) as world:
-                (problem,) = world.coordinator.table.not_loaded.all()
+                (problem,) = world.coordinator.table.not_loaded.values()
                 assert (problem.state, failing.tries) == ("", tries)
     async with World(tmp_path) as world:
         assert not world.coordinator.run("r").ended
@@ -108,7 +108,7 @@ async def test_code_that_takes_too_long_has_a_second_try(tmp_path: Path, monkeyp
         await world.create(**NO_ROUND)
     failing = Failing(monkeypatch, raised(not_loadable(TaskError("late")), TaskTimedOut("it did not end")))
     async with World(tmp_path) as world:
-        (problem,) = world.coordinator.table.not_loaded.all()
+        (problem,) = world.coordinator.table.not_loaded.values()
         assert (problem.state, failing.tries) == ("failed", 2)
 
 
