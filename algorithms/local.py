@@ -104,7 +104,8 @@ def train_locally(  # noqa: PLR0913, PLR0917 - five inputs that every training h
     rates = rates_of(settings, options.steps)
     step = _Step(gradients, model, views, settings, rule, values_before(y, options.x, rule), personal, rates)
     model.train()
-    taken, sums = _take_steps(step, batches, options.epoch_steps, options.on_step)
+    zero = torch.zeros((), device=next(iter(views.values())).device)
+    taken, sums = _take_steps(step, batches, zero, options)
     model.zero_grad()
     v = None if step.v is None else rounded_like(y, step.v)
     # The delta goes into memory that the gradients no longer use.
@@ -114,21 +115,19 @@ def train_locally(  # noqa: PLR0913, PLR0917 - five inputs that every training h
         taken,
         None if options.privacy is not None else sums[-1].item() / taken,
         v,
-        step.ascended,
+        gradients.ascended,
         step.optimizer_state(),
         tree.map(torch.clone, personal_views(model, personal)),
         epochs=epoch_losses([loss.item() for loss in sums] if options.epoch_steps else [], options.epoch_steps, taken),
     )
 
 
-def _take_steps(
-    step: _Step, batches: Batches, epoch_steps: int, on_step: Callable[[int], object] | None
-) -> tuple[int, list[Tensor]]:
+def _take_steps(step: _Step, batches: Batches, zero: Tensor, options: LocalOptions) -> tuple[int, list[Tensor]]:
     """Make a step of each batch. Returns their number, and the sums of the losses at the start and each epoch's end.
 
-    epoch_steps: steps of an epoch; 0: all steps are one epoch.
+    zero: a sum of no losses. Without steps of an epoch all steps are one.
     """
-    total, taken = step.zero(), 0
+    total, taken, epoch_steps = zero, 0, options.epoch_steps
     sums = [total]
     for batch in batches:
         # The sum stays on the device: reading it here would wait for the GPU.
@@ -136,8 +135,8 @@ def _take_steps(
         taken += 1
         if epoch_steps and not taken % epoch_steps:
             sums.append(total)
-        if on_step is not None:
-            on_step(taken - 1)
+        if options.on_step is not None:
+            options.on_step(taken - 1)
     if not taken:
         raise ValueError("expected at least one batch to train on, got none; does this client hold any examples?")
     if not epoch_steps or taken % epoch_steps:
@@ -191,15 +190,6 @@ class _Step:
         if rule.gradient.order == "paper" and rule.mu:
             # One constant instead of two: u + mu * (y - x) = mu * (y - (x - u / mu)), and with u = 0 that is exact.
             self._u, self._anchor = None, x if rule.u is None else tree.add(x, rule.u, -1.0 / rule.mu)
-
-    def zero(self) -> Tensor:
-        """A sum of no losses, on the model's device."""
-        return torch.zeros((), device=next(iter(self._y.values())).device)
-
-    @property
-    def ascended(self) -> Tensors:
-        """Current parameters of the rule's input map."""
-        return self._gradients.ascended
 
     def optimizer_state(self) -> Memory:
         """State of the rule's optimizer, if it is kept."""

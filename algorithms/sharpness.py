@@ -103,7 +103,8 @@ def largest_eigenvalue(loss: MeanLoss, iterations: int = 50, tolerance: float = 
     It ends when the residual is at most tolerance * |value|, or after so many iterations. Only three vectors are kept:
     without reorthogonalization Ritz values may repeat, which changes the largest one by rounding only.
     """
-    v = _draws(loss, seed).normal()
+    size, device = _space(loss)
+    v = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device)
     v /= v.norm()
     before, beta = torch.zeros_like(v), 0.0
     diagonal: list[float] = []
@@ -133,8 +134,10 @@ class Trace:
 
 def trace(loss: MeanLoss, probes: int = 20, seed: int = 0) -> Trace:
     """The trace of H by Hutchinson: the mean of <v, H v> over vectors v of random signs, drawn from `seed`."""
-    draws = _draws(loss, seed)
-    products = quadratic_forms(loss, (draws.signs() for _ in range(probes)))
+    size, device = _space(loss)
+    generator = torch.Generator().manual_seed(seed)
+    bits = (torch.randint(0, 2, (size,), generator=generator) for _ in range(probes))
+    products = quadratic_forms(loss, ((2 * drawn - 1).to(device, torch.float64) for drawn in bits))
     mean = math.fsum(products) / probes
     variance = math.fsum((product - mean) ** 2 for product in products) / (probes - 1) if probes > 1 else math.nan
     return Trace(mean, math.sqrt(variance / probes))
@@ -176,26 +179,10 @@ def moved(model: nn.Module, directions: Sequence[tuple[float, Tensors]]) -> Iter
         yield
 
 
-@dataclass(frozen=True, slots=True)
-class _Draws:
-    """Random vectors of one generator on the CPU, which are the same on every device."""
-
-    generator: torch.Generator
-    size: int
-    device: torch.device
-
-    def normal(self) -> Tensor:
-        return torch.randn(self.size, generator=self.generator, dtype=torch.float64).to(self.device)
-
-    def signs(self) -> Tensor:
-        bits = torch.randint(0, 2, (self.size,), generator=self.generator)
-        return (2 * bits - 1).to(self.device, torch.float64)
-
-
-def _draws(loss: MeanLoss, seed: int) -> _Draws:
-    parameters = trainable_parameters(loss.model)
-    size = sum(parameter.numel() for parameter in parameters.values())
-    return _Draws(torch.Generator().manual_seed(seed), size, next(iter(parameters.values())).device)
+def _space(loss: MeanLoss) -> tuple[int, torch.device]:
+    """The number of parameters, and their device. Random vectors are drawn on the CPU, the same for every device."""
+    parameters = list(trainable_parameters(loss.model).values())
+    return sum(parameter.numel() for parameter in parameters), parameters[0].device
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

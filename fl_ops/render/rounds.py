@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,7 +13,7 @@ from fl_common import units
 from fl_common.units import ACCURACY, BY_CLIENTS, NOTHING, measured, metric_title, value
 from fl_ops.render.fitted import FittedTable
 from fl_ops.render.text import bar, plain
-from fl_server.rounds.metrics import Criterion, Reached, rounds_to_target
+from fl_server.rounds.metrics import Criterion
 from fl_web.facts.rounds import (
     Round,
     evaluated_metrics,
@@ -178,6 +178,33 @@ def _names(run: admin_pb2.RunStatus) -> str:
     others = [client for client in run.cohort if client not in awaited]
     done = "●" if len(others) == run.admitted else "·"
     return "  " + "  ".join(f"{'○' if name in awaited else done} {name}" for name in run.cohort)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """The first round that reached a target, and the sums up to and with it."""
+
+    round: int
+    """0-based: round + 1 rounds were needed."""
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    """Seconds spent in rounds, from the draw of each to its each."""
+
+
+def rounds_to_target(criterion: Criterion, target: float, rounds: Iterable[admin_pb2.RoundSummary]) -> Reached | None:
+    """The first round whose metric is at least as good as the target; None if none is. `rounds` in their order.
+
+    Rounds without an evaluation count as cost and cannot reach the target.
+    """
+    down = up = 0
+    seconds = 0.0
+    for each in rounds:
+        down, up, seconds = down + each.bytes_down, up + each.bytes_up, seconds + each.seconds
+        value = each.metrics.get(criterion.metric)
+        if value is not None and criterion.reaches(value, target):
+            return Reached(each.round, down, up, seconds)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

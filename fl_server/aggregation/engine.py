@@ -186,9 +186,8 @@ class Engine:
         weights = self.algorithm.weights(accepted.cohort)
         selected = select_updates(self.config.round, accepted, weights)
         made, stats = self._stepped(snapshot, selected, earlier_sums)
-        if made.buffers:
-            tree.copy_(made.buffers, reduce_buffers(self.config.round, accepted, weights))
-        return self._finished(snapshot, made, stats), replace(
+        buffers = reduce_buffers(self.config.round, accepted, weights)
+        return self._finished(snapshot, made, stats, buffers), replace(
             stats,
             left_out=left_out(accepted.cohort, selected.cohort),
             capped=() if accepted.cohort is cohort else lighter(cohort, self.algorithm.weights(cohort), weights),
@@ -216,10 +215,9 @@ class Engine:
         updates = self._accepted(snapshot, 0, [entry.info for entry in entries], sources, [e.version for e in entries])
         made, stats = self._stepped(snapshot, updates, _NONE, BufferSum(wanted, told))
         parts = shares(known[current], entries, weights)
-        if made.buffers:
-            tree.copy_(made.buffers, reduce_buffers(self.config.round, updates, parts))
+        buffers = reduce_buffers(self.config.round, updates, parts)
         largest = max(zip(parts, (entry.info.client_id for entry in entries), strict=True))[::-1]
-        return self._finished(snapshot, made, stats), replace(stats, largest=largest)
+        return self._finished(snapshot, made, stats, buffers), replace(stats, largest=largest)
 
     def _told(self, snapshot: Snapshot, size: int) -> Told:
         """What the clients that begin from a snapshot are told. size: of the buffer of the step."""
@@ -253,12 +251,11 @@ class Engine:
         )
         updates = self._accepted(snapshot, 0, [info for info, _ in cohort], sources)
         made, stats = self._stepped(snapshot, updates, _NONE, noisy)
-        if made.buffers:
-            tree.copy_(made.buffers, snapshot.buffers)
         clip = snapshot.clip
         if rule is not None:
             clip = rule.next(clip, rule.count(clip, [norm for _, norm in cohort], noisy.noise_key))
-        return replace(self._finished(snapshot, made, stats), clip=clip), replace(stats, clip=snapshot.clip)
+        made = replace(self._finished(snapshot, made, stats, snapshot.buffers), clip=clip)
+        return made, replace(stats, clip=snapshot.clip)
 
     def _centre(self, snapshot: Snapshot) -> fl.Tensors | None:
         """The part of the clients' deltas that the direction makes, in a private run; None if there is none."""
@@ -283,9 +280,7 @@ class Engine:
         info = info if noise is None else replace(info, cohort_size=noise.drawn)
         secure = means.sums(total, SummedRound(len(cohort), means.rounding(round_, draw), info, noise))
         made, stats = self._stepped(snapshot, self._accepted(snapshot, 0, cohort, ()), _NONE, secure)
-        if made.buffers:
-            tree.copy_(made.buffers, snapshot.buffers)
-        return self._finished(snapshot, made, stats), stats
+        return self._finished(snapshot, made, stats, snapshot.buffers), stats
 
     def _sum_noise(self, round_: int, draw: int, cohort: Sequence[fl.UpdateInfo]) -> SumNoise | None:
         """The noise of a round with secure aggregation and client-level privacy; None without the latter."""
@@ -334,7 +329,10 @@ class Engine:
             check_finite(f"the model as {dtype_names(made.state.dtypes)}", made.rounded, made.round)
         return made, stats
 
-    def _finished(self, snapshot: Snapshot, made: Snapshot, stats: ServerUpdateStats) -> Snapshot:
+    def _finished(self, snapshot: Snapshot, made: Snapshot, stats: ServerUpdateStats, buffers: fl.Tensors) -> Snapshot:
+        """The next snapshot with these buffers, after a check that it can be sent."""
+        if buffers:
+            tree.copy_(made.buffers, buffers)
         self._bundles(made).check(made, 0, _NONE)
         return replace(made, norm=stats.norm).with_average(self.config.averaging, snapshot.averaged)
 

@@ -234,8 +234,12 @@ def known_part(
     reference = reference_of(algorithm, 0, direction)
     if reference is None or config.local.steps is None:
         return None
+    return _known(config, reference, round_, config.local.steps)
+
+
+def _known(config: RunConfig, reference: Reference, round_: int, steps: int) -> KnownPart:
     settings = fl.LocalSettings(learning_rate_in(config, round_), schedule=step_schedule(config, round_))
-    return KnownPart(reference, reference.scale(settings, config.local.steps))
+    return KnownPart(reference, reference.scale(settings, steps))
 
 
 class References:
@@ -265,11 +269,7 @@ class References:
                 f"expected the bundles of round {round_}, exchange {exchange}, to be made before updates"
             )
         reference = self._known[exchange]
-        if reference is None:
-            return None
-        schedule = step_schedule(self._config, round_)
-        settings = fl.LocalSettings(learning_rate_in(self._config, round_), schedule=schedule)
-        return KnownPart(reference, reference.scale(settings, steps))
+        return None if reference is None else _known(self._config, reference, round_, steps)
 
 
 def check_local_steps(config: RunConfig, algorithm: fl.Algorithm, *, own_loop: bool) -> None:

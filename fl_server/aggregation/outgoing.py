@@ -45,11 +45,6 @@ def kind_name(kind: pb.ResourceKind) -> str:
     return pb.ResourceKind.Name(kind).removeprefix("RESOURCE_KIND_").lower()
 
 
-def bundle_key(config: RunConfig, kind: pb.ResourceKind, round_: int) -> bytes:
-    """The key of an encoded bundle for clients, which is sent with it. round_: under way."""
-    return encoding_key(config.seed, "broadcast", round_, kind_name(kind))
-
-
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """Tensors for clients, and their kind."""
@@ -103,7 +98,8 @@ def in_encoding(outgoing: Outgoing, config: RunConfig, round_: int) -> Outgoing:
     outgoing = replace(outgoing, word=_word(outgoing.layout, name) if differs else 0)
     if name == PLAIN.name:
         return outgoing
-    return replace(outgoing, encoding=EncodingSpec(name), key=bundle_key(config, outgoing.kind, round_))
+    key = encoding_key(config.seed, "broadcast", round_, kind_name(outgoing.kind))
+    return replace(outgoing, encoding=EncodingSpec(name), key=key)
 
 
 def _word(layout: Layout, encoding: str) -> int:
@@ -160,7 +156,8 @@ class ExchangeBundles:
         if direction is not None:
             sent.append(Outgoing(pb.RESOURCE_KIND_DIRECTION, direction, self.trainable))
         if self.algorithm.exchanges[exchange].trains:
-            averaged, layout = self._averaged(snapshot), master_layout(self.trainable)
+            averaged = averaged_state(self.algorithm, snapshot.state, snapshot.round + 1)
+            layout = master_layout(self.trainable)
             sent += [
                 Outgoing(pb.RESOURCE_KIND_OPTIMIZER, tensors, layout, symbol.removeprefix(PREFIX))
                 for symbol, tensors in averaged.items()
@@ -171,9 +168,6 @@ class ExchangeBundles:
 
     def _direction(self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]) -> fl.Tensors | None:
         return self.algorithm.exchanges[exchange].direction(snapshot.state, sums)
-
-    def _averaged(self, snapshot: Snapshot) -> fl.Memory:
-        return averaged_state(self.algorithm, snapshot.state, snapshot.round + 1)
 
     def received_direction(
         self, snapshot: Snapshot, exchange: int, sums: Mapping[str, fl.Tensors]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from torch import nn
 import algorithms as fl
 from algorithms import UpdateInfo, tree
 from algorithms.aggregate import SameEntries, mean_of_buffers
+from algorithms.buffered import BufferedSum
 from algorithms.precision import master_dtype
 from algorithms.reducers.robust import (
     contribution_scales,
@@ -49,6 +50,7 @@ BLOCK_ENTRIES = 1 << 13
 DEVICE_BLOCK_BYTES = 1 << 30
 """The bytes of a block of all updates in float64 on another device than a CPU, where only calls cost."""
 
+R = TypeVar("R", fl.WeightedSum, BufferedSum)
 Blocks = Iterable[torch.Tensor]
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 """Contributions [clients, entries] -> [entries], both float64."""
@@ -72,12 +74,13 @@ def conflict(section: RoundSection, algorithm: fl.Algorithm) -> str:
     return ""
 
 
-def select(section: RoundSection, updates: AcceptedUpdates, weights: Sequence[float]) -> tuple[int, ...]:
+def _selected(section: RoundSection, updates: AcceptedUpdates, weights: Sequence[float]) -> tuple[int, ...]:
     """Positions of the updates that the reducer keeps, by their clipped deltas. weights: p_i of the method."""
     outside = outside_reducer(section)
     if outside is None:
         return multi_krum(_distances(updates), section.krum_byzantine, section.krum_keep)
-    geometry = geometry_of(_distances(updates, with_zero=True))
+    distances = _distances(updates, with_zero=True)  # the last row is that to the zero vector
+    geometry = fl.Geometry(distances[-1, :-1].clone(), distances[:-1, :-1].clone())
     return outside.selected(section.reducer, geometry, as_weights(weights))
 
 
@@ -113,20 +116,28 @@ def _by_block(
     return by_block(sources, entry, reduce, entries, device)
 
 
+def by_payload(
+    rows: Mapping[str, R], reduced: Callable[[fl.Payload, Mapping[str, R]], list[fl.Tensors]]
+) -> dict[str, fl.Tensors]:
+    """Sums by name. reduced: a payload and the rows over it -> a sum for each; so each payload is read once."""
+    sums: dict[str, fl.Tensors] = {}
+    for payload in dict.fromkeys(row.payload for row in rows.values()):
+        own = {name: row for name, row in rows.items() if row.payload == payload}
+        sums |= zip(own, reduced(payload, own), strict=True)
+    return {name: sums[name] for name in rows}
+
+
 def centre_payloads(
     section: RoundSection, updates: AcceptedUpdates, sums: Mapping[str, fl.WeightedSum], weights: Sequence[float]
 ) -> dict[str, fl.Tensors]:
     """The centre in place of each weighted sum, by name. weights: the method's weights p_i of the updates."""
     reduce, device = _reduce(section, weights), _device(section, updates)
-    centres: dict[str, fl.Tensors] = {}
-    for payload in {row.payload: None for row in sums.values()}:
-        scales = {
-            name: contribution_scales(row.coefficients, weights) for name, row in sums.items() if row.payload == payload
-        }
-        layout = updates.shape.layout_of(payload)
-        found = centre_updates(updates.sources, layout, list(scales.values()), reduce, device)
-        centres |= zip(scales, found, strict=True)
-    return {name: centres[name] for name in sums}
+
+    def centred(payload: fl.Payload, rows: Mapping[str, fl.WeightedSum]) -> list[fl.Tensors]:
+        scales = [contribution_scales(row.coefficients, weights) for row in rows.values()]
+        return centre_updates(updates.sources, updates.shape.layout_of(payload), scales, reduce, device)
+
+    return by_payload(sums, centred)
 
 
 def centre_buffers(section: RoundSection, updates: AcceptedUpdates, weights: Sequence[float]) -> fl.Tensors:
@@ -237,11 +248,6 @@ def check_outside_reducer(section: RoundSection) -> None:
         )
 
 
-def geometry_of(distances: torch.Tensor) -> fl.Geometry:
-    """The geometry of deltas, from squared distances [clients + 1, clients + 1]; the last row is the zero vector."""
-    return fl.Geometry(distances[-1, :-1].clone(), distances[:-1, :-1].clone())
-
-
 def as_weights(weights: Sequence[float]) -> torch.Tensor:
     """p_i as a reducer gets them, [clients], float64."""
     return torch.tensor(list(weights), dtype=torch.float64)
@@ -255,12 +261,12 @@ def sum_payloads(
     updates: AcceptedUpdates, wanted: Mapping[str, fl.WeightedSum], sum_them: SumUpdates
 ) -> dict[str, fl.Tensors]:
     """The sums by name; each payload is read once for all the sums over it."""
-    totals: dict[str, fl.Tensors] = {}
-    for payload in {row.payload: None for row in wanted.values()}:
-        names = [name for name, row in wanted.items() if row.payload == payload]
-        rows = [wanted[name].coefficients for name in names]
-        totals.update(zip(names, sum_them(updates.sources, updates.shape.layout_of(payload), rows), strict=True))
-    return totals
+
+    def summed(payload: fl.Payload, rows: Mapping[str, fl.WeightedSum]) -> list[fl.Tensors]:
+        coefficients = [row.coefficients for row in rows.values()]
+        return sum_them(updates.sources, updates.shape.layout_of(payload), coefficients)
+
+    return by_payload(wanted, summed)
 
 
 def sum_updates(sources: Sequence[Source], layout: Layout, rows: Sequence[Sequence[float]]) -> list[fl.Tensors]:
@@ -297,17 +303,14 @@ def average_buffers(sources: Sequence[Source], layout: Layout, weights: Sequence
     Values that are the same in all updates keep their bits, also where they are not finite.
     """
 
-    def mean(blocks: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        return [mean_of_buffers(blocks, weights)]
-
-    def largest(blocks: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        return [fl.maximum(blocks)]
+    def reduced(floating: bool, blocks: Blocks) -> list[torch.Tensor]:
+        return [mean_of_buffers(blocks, weights) if floating else fl.maximum(blocks)]
 
     averaged: fl.Tensors = {}
     device = device_of(sources)
     for entry in layout.entries:
         if not entry.trainable:
-            reduce = mean if entry.dtype.is_floating_point else largest
+            reduce = partial(reduced, entry.dtype.is_floating_point)
             [averaged[entry.name]] = by_block(sources, entry, reduce, device=device)
     return averaged
 
@@ -402,12 +405,10 @@ def select_updates(section: RoundSection, updates: AcceptedUpdates, weights: Seq
 
     weights: the method's p_i of all updates.
     """
-    if section.reducer == "mean" or not selects(section):
+    if not selects(section):
         return updates
-    selected = select(section, updates, weights)
-    return replace(
-        updates, cohort=[updates.cohort[i] for i in selected], sources=[updates.sources[i] for i in selected]
-    )
+    kept = _selected(section, updates, weights)
+    return replace(updates, cohort=[updates.cohort[i] for i in kept], sources=[updates.sources[i] for i in kept])
 
 
 def reduce_buffers(section: RoundSection, updates: AcceptedUpdates, weights: Sequence[float]) -> fl.Tensors:

@@ -26,9 +26,9 @@ from algorithms import tree
 from algorithms.aggregate import BLOCK
 from algorithms.buffered import BufferedSum, known_of, refusal
 from algorithms.precision import widened
-from fl_server.aggregation.reduction import Reduction, sum_updates
+from fl_server.aggregation.reduction import Reduction, by_payload, sum_updates
 from fl_server.aggregation.task_model import groups
-from fl_server.aggregation.updates import AcceptedUpdates, HeldUpdate, Source
+from fl_server.aggregation.updates import AcceptedUpdates, HeldUpdate
 from fl_server.errors import InvalidInput, model_of
 from fl_server.run_settings.config import RunConfig
 from fl_server.run_settings.sections import StalenessSection
@@ -198,19 +198,17 @@ class BufferSum:
     def sums(self, exchange: fl.Exchange, info: fl.RoundInfo, updates: AcceptedUpdates) -> dict[str, fl.Tensors]:
         """The sums by name, of the tensors that `updates` has."""
         del exchange, info
-        totals: dict[str, fl.Tensors] = {}
-        for payload in {row.payload: None for row in self.wanted.values()}:
-            rows = {name: row for name, row in self.wanted.items() if row.payload == payload}
+
+        def summed(payload: fl.Payload, rows: Mapping[str, BufferedSum]) -> list[fl.Tensors]:
             layout = updates.shape.layout_of(payload)
             entries = tuple(entry for entry in layout.entries if entry.trainable)
             versions = sorted({number for row in rows.values() for number in row.known})
             directions = [_Along.of(self.told[number], entries) for number in versions]
-            sources: list[Source] = [*updates.sources, *directions]
-            coefficients = [
-                [*row.coefficients, *(row.known.get(number, 0.0) for number in versions)] for row in rows.values()
-            ]
-            totals.update(zip(rows, sum_updates(sources, layout, coefficients), strict=True))
-        return totals
+            along = [[row.known.get(number, 0.0) for number in versions] for row in rows.values()]
+            coefficients = [[*row.coefficients, *own] for row, own in zip(rows.values(), along, strict=True)]
+            return sum_updates([*updates.sources, *directions], layout, coefficients)
+
+        return by_payload(self.wanted, summed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import algorithms as fl
-from algorithms.model_state import fill, personal_names, state_views, tied_names
+from algorithms.model_state import fill, personal_names, state_tensors, state_views, tied_names
 from algorithms.precision import master_dtype
 from fl_common.allocator import give_back_freed_memory
 from fl_common.units import counted
@@ -345,10 +345,8 @@ def _memories(module: nn.Module) -> list[tuple[torch.UntypedStorage, int]]:
 
     Views and tied weights keep pointing into them. Memory with another owner, such as a mapped file, is skipped.
     """
-    persistent = module.state_dict().keys()
-    tensors = [*module.parameters(), *(buffer for name, buffer in module.named_buffers() if name in persistent)]
     memories = {}
-    for tensor in tensors:
+    for tensor in state_tensors(module):
         memory = tensor.untyped_storage()
         if tensor.numel() and tensor.nbytes == memory.nbytes() and memory.resizable():
             memories[memory.data_ptr()] = (memory, memory.nbytes())

@@ -59,16 +59,9 @@ class RunParts:
         stages = SecureStages(context, control, submissions)
         dispatch = AssignmentDispatch(context, control, deadline, stages)
         evaluation = ServerEvaluations(context, control)
-        return cls(
-            deadline=deadline,
-            submissions=submissions,
-            stages=stages,
-            dispatch=dispatch,
-            lost_states=LostStates(context, control, submissions),
-            computation=RoundComputation(context, control, stages, evaluation),
-            server_evaluation=evaluation,
-            client_evaluations=ClientEvaluations(context, control),
-        )
+        lost_states, clients = LostStates(context, control, submissions), ClientEvaluations(context, control)
+        computation = RoundComputation(context, control, stages, evaluation)
+        return cls(deadline, submissions, stages, dispatch, lost_states, computation, evaluation, clients)
 
 
 class Effects:

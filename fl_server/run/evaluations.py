@@ -235,9 +235,6 @@ def _plain(given: pb.MetricSum) -> PlainSum:
     return given.metric, given.name, list(given.shape), list(given.values)
 
 
-"""Names in a message."""
-
-
 def directions_of(config: RunConfig, declared: Mapping[str, bool]) -> Directions:
     """The directions that the run's file and its task state. declared: of the task."""
     stop = config.stop

@@ -74,6 +74,7 @@ def read_round(store: Store, run_id: str, round_: int, spool: Spool) -> SavedRou
     updates = store.updates(run_id, round_, exchange)
     whole = _whole_updates(store, [update for update in updates if update.admitted], spool)
     fixed = store.accepted(run_id, round_, exchange)
+    failures = [record for record in store.failures(run_id, round_) if record.exchange == exchange]
     stages = store.stages(run_id, round_)
     answers = store.answers(run_id, round_, attempts[-1].attempt) if stages or not updates else {}
     return SavedRound(
@@ -85,16 +86,8 @@ def read_round(store: Store, run_id: str, round_: int, spool: Spool) -> SavedRou
             for update in updates
             if not update.admitted
         },
-        failed={
-            record.client_id: _failed(record)
-            for record in store.failures(run_id, round_)
-            if record.exchange == exchange and record.failures
-        },
-        restarts={
-            record.client_id: record.restarts
-            for record in store.failures(run_id, round_)
-            if record.exchange == exchange and record.restarts
-        },
+        failed={record.client_id: _failed(record) for record in failures if record.failures},
+        restarts={record.client_id: record.restarts for record in failures if record.restarts},
         stages={stage.stage: stage.members for stage in stages},
         answered=frozenset(answers.get(stages[-1].stage if stages else Phase.AGREEING.value, ())),
     )

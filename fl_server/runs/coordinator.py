@@ -127,7 +127,9 @@ class Coordinator(FleetListener):
         """The round that "latest", "best" or a number means. Raises InvalidInput, NoSuchModel, NoBestRound."""
         latest = run.rounds.latest
         if wanted == "best":
-            return self._best_round(run)
+            if (best := run.rounds.best) is None:
+                raise NoBestRound(run.id, run.config.stop.metric, [*run.rounds.newest_metrics()])
+            return best.round
         if wanted == "latest":
             return latest.round if latest else INITIAL
         kept = await self._services.in_compute(self._services.checkpoints.rounds, run.id)
@@ -138,13 +140,6 @@ class Coordinator(FleetListener):
             raise NoSuchModel(run.id, int(wanted), kept)
         shown = ", ".join(str(round_) for round_ in kept if round_ >= 0) or "none yet"
         raise InvalidInput("round", f'"latest", "best" or a kept round ({shown})', repr(wanted[:100]))
-
-    @staticmethod
-    def _best_round(run: Run) -> int:
-        """The best round. Raises NoBestRound."""
-        if (best := run.rounds.best) is None:
-            raise NoBestRound(run.id, run.config.stop.metric, [*run.rounds.newest_metrics()])
-        return best.round
 
     # For the fleet.
 

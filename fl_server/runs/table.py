@@ -212,7 +212,9 @@ class Deletions:
             await run.in_turn(self._mark_loaded(run, reason, actor))
             await run.close()
         self._services.metrics.reported.removed(run_id)
-        return await self._finish(run_id)
+        task = self.start(run_id)
+        await asyncio.wait({task}, timeout=WAIT_S)
+        return task.done() and task.result()
 
     async def _mark_loaded(self, run: Run, reason: str, actor: str) -> None:
         self._table.require(run)
@@ -233,12 +235,6 @@ class Deletions:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    async def _finish(self, run_id: str) -> bool:
-        """Remove a run's data. Returns False if that takes longer than a call should, or failed for now."""
-        task = self.start(run_id)
-        await asyncio.wait({task}, timeout=WAIT_S)
-        return task.done() and task.result()
 
     async def close(self) -> None:
         """Stop where it is: the next start continues."""

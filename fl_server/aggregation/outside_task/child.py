@@ -69,11 +69,11 @@ def send(connection: socket.socket, header: Mapping[str, object], bundles: Seque
 
 def receive(connection: socket.socket, ends: float | None = None) -> dict[str, Any]:
     """Receive a header. ends: by the monotonic clock; None: no limit. Raises Closed, TimeoutError."""
-    (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size, ends))
+    (length,) = _LENGTH.unpack(receive_bundle(connection, _LENGTH.size, ends))
     if length > MAX_HEADER:
         raise Closed
     try:
-        header = json.loads(bytes(_read(connection, length, ends)))
+        header = json.loads(bytes(receive_bundle(connection, length, ends)))
     except ValueError as error:
         raise Closed from error
     if not isinstance(header, dict):
@@ -83,10 +83,6 @@ def receive(connection: socket.socket, ends: float | None = None) -> dict[str, A
 
 def receive_bundle(connection: socket.socket, size: int, ends: float | None = None) -> memoryview:
     """Receive a bundle of so many bytes. Raises as `receive`."""
-    return _read(connection, size, ends)
-
-
-def _read(connection: socket.socket, size: int, ends: float | None) -> memoryview:
     buffer, done = zeros(size), 0
     while done < size:
         if ends is not None and (left := ends - time.monotonic()) <= 0:
