@@ -109,10 +109,15 @@ class SecureStages:
         """Bytes of a masked update."""
         return 0 if self._terms is None else self._terms.size_bytes
 
+    @property
+    def trust(self) -> Trust:
+        """Whose certificates the coordinator takes."""
+        return trust_of(self._context)
+
     def begin(self, cohort: Sequence[str]) -> None:
         """A cohort was drawn, and is written: its keys come next."""
         self._terms = terms_of(self._context, self._control, self._control.state, cohort)
-        self._stage = Stage(Phase.AGREEING, Collector(self._terms, trust_of(self._context)), {})
+        self._stage = Stage(Phase.AGREEING, Collector(self._terms, self.trust), {})
 
     async def open(self, effect: effects.OpenStage) -> None:
         """Write a stage, and make its messages. A fault in what clients sent is the round's end."""
@@ -175,7 +180,7 @@ class SecureStages:
             raise RuntimeError("expected a draw with secure aggregation")
         stages = await self._control.read(context.store.stages, context.run_id, state.round)
         answers = await self._control.read(context.store.answers, context.run_id, state.round, state.attempt)
-        return await context.services.in_compute(make, StoredRound(terms, stages, answers), trust_of(context))
+        return await context.services.in_compute(make, StoredRound(terms, stages, answers), self.trust)
 
     def message_for(self, client: str) -> StageMessage | None:
         """The message of the stage under way for a client; None where the assignment is all.
