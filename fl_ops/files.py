@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,6 +70,16 @@ def make_folder(path: Path) -> None:
     """A folder for its owner only, if there is none yet. Raises an `OpsError` when it cannot be made."""
     with _told(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def writable_folder(folder: Path) -> None:
+    """The folder of --out, if there is none yet: a folder that cannot be written is reported before the work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as exc:
+        raise UsageError(f"--out: {folder} cannot be written: {exc.strerror or exc}; choose another folder") from exc
 
 
 @contextmanager

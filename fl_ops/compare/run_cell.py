@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,12 +107,8 @@ def _saving(
             earlier = save.restore(simulation)
         except Refused as error:
             raise _NotContinuedError from error
-        with closing(_others(save, simulation, earlier)) as rounds:
+        with closing(save.rounds(simulation, earlier)) as rounds:
             yield earlier, rounds
-
-
-def _others(save: RunSave, simulation: Simulation, earlier: list[RoundResult]) -> Generator[RoundResult]:
-    yield from save.rounds(simulation, earlier)
 
 
 def _row(done: RoundResult) -> RoundRow:

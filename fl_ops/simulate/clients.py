@@ -59,12 +59,6 @@ class Parts(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._ranges)
 
-    def size_of(self, client: str) -> int:
-        """Number of a client's indices."""
-        first, end = self._ranges[client]
-        size: int = end - first
-        return size
-
     @property
     def num_indices(self) -> int:
         """The number of examples of all clients together."""
@@ -121,7 +115,7 @@ class SimulatedClients(Mapping[str, LocalTask]):
 
     def size_of(self, client: str) -> int:
         """Number of examples that the partition or its folder gives a client."""
-        return self._parts.size_of(client) if isinstance(self._parts, Parts) else len(self[client].train)
+        return len(self._parts[client]) if isinstance(self._parts, Parts) else len(self[client].train)
 
     @property
     def whole(self) -> Examples | None:
@@ -151,11 +145,6 @@ class SimulatedClients(Mapping[str, LocalTask]):
         if not len(train):
             raise TaskError("expected at least one training example for each client, got none: use fewer clients")
         return LocalTask(self._name, self.task, self._fingerprint, train, held_out, methods=self._methods)
-
-
-def examples_of(clients: Mapping[str, LocalTask], client: str) -> int:
-    """Number of a client's training examples, without a copy of them where that is possible."""
-    return clients.size_of(client) if isinstance(clients, SimulatedClients) else len(clients[client].train)
 
 
 def has_held_out(clients: Mapping[str, LocalTask], client: str) -> bool:

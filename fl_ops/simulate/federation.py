@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Self, cast
@@ -21,7 +20,7 @@ from fl_client.training.data import LocalTask
 from fl_client.training.results import Evaluation
 from fl_common.secure_aggregation.scalars import Measured, Summed
 from fl_ops.simulate.bundles import RoundBundles
-from fl_ops.simulate.clients import examples_of, has_held_out
+from fl_ops.simulate.clients import has_held_out
 from fl_ops.simulate.engine_choice import SEQUENTIAL, EngineOptions, make_engine
 from fl_ops.simulate.engines.client_work import one_thread
 from fl_ops.simulate.engines.engine import EngineContext, Evaluated, ExamplesOf, Failed, Order, Trained
@@ -36,7 +35,6 @@ from fl_ops.simulate.updates import ClientEvaluation, Contribution, NotDelivered
 from fl_server.admission.gate import Collecting
 from fl_server.admission.norms import Culprits, NormHistory, outliers, overflow_culprit
 from fl_server.aggregation.engine import Engine
-from fl_server.aggregation.methods import optimizer_spec
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.rounds.metrics import as_averaged, with_own
 from fl_server.rounds.sampling import training_seeds
@@ -98,24 +96,12 @@ class Federation:
         self.bundles = RoundBundles(self.engine, self.traffic, packs=packs)
         self._folders = Folders(self.engine, clients, options)
         self.states = self._folders.states
-        self._context = self._new_context(task)
-        self._engine = make_engine(options, self._context)
+        self._update_files = UpdateFiles(self._folders.path)
+        context = EngineContext(clients, task, config, self.states, self._update_files, self.engine)
+        self._engine = make_engine(options, context)
         self._shared = SharedWork(self.engine, self._engine, options.workers, self._folders.path)
         self.engine.sum_updates = self._shared.sum_updates
         self._prepare_bundles(0)
-
-    def _new_context(self, task: Task) -> EngineContext:
-        """The run for its engine, without updates."""
-        return EngineContext(
-            self.clients,
-            task,
-            optimizer_spec(self.config.local).name,
-            self.states,
-            UpdateFiles(self._folders.path),
-            self._folders.path,
-            partial(examples_of, self.clients),
-            self.engine,
-        )
 
     def __enter__(self) -> Self:
         return self
@@ -308,7 +294,7 @@ class Federation:
 
     def discard_round(self) -> None:
         """Delete the current round's updates; the next round starts from the latest model."""
-        self._context.update_files.empty()
+        self._update_files.empty()
         self._contributions.clear()
         self._shared.forget()
         self.states.drop_pending()

@@ -74,7 +74,7 @@ class UpdateFiles:
     """Updates by exchange and client. Several processes may write at the same time, each of other clients."""
 
     def __init__(self, folder: Path) -> None:
-        self._updates, self._spare = folder / "updates", folder / "spare"
+        self.folder, self._updates, self._spare = folder, folder / "updates", folder / "spare"
         for each in (self._updates, self._spare):
             each.mkdir()
         self._emptied = 0
@@ -107,13 +107,15 @@ class UpdateFiles:
 
 
 _STATE, _AT_ONE, _AT_ZERO = "state", "next/at-one", "next/at-zero"
+KEPT, NEXT = (_STATE,), (_AT_ONE, _AT_ZERO)
+"""The kinds of the files of a client's state, and of its state after a round whose outcome is unknown."""
 
 
 class SimulatedStates:
     """The clients' states in a folder. Several processes may use one folder, if each client is in one at a time."""
 
     def __init__(self, folder: Path) -> None:
-        for kind in (_STATE, _AT_ONE, _AT_ZERO):
+        for kind in (*KEPT, *NEXT):
             (folder / kind).mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self.changed: set[str] = set()
@@ -170,29 +172,20 @@ class SimulatedStates:
             client_state_store.decode(opened, 1)
         shutil.copyfile(file, self._path(client, _STATE))
 
-    def stored(self, client: str) -> bytes:
-        """The file of a client's state, for another process; empty if there is none."""
-        return self._bytes(client, _STATE)
+    def files(self, client: str, kinds: Sequence[str]) -> list[bytes]:
+        """The files of a client's state, or of its next one, for another process; empty where there is none."""
+        paths = (self._path(client, kind) for kind in kinds)
+        return [path.read_bytes() if path.exists() else b"" for path in paths]
 
-    def store(self, client: str, data: bytes | bytearray) -> None:
-        """What `stored` returned in another process."""
-        self._store(client, _STATE, data)
-
-    def taken_next(self, client: str) -> tuple[bytes, bytes]:
-        """The files of a client's next state, for another process. They are removed here."""
-        at_one, at_zero = (self._bytes(client, kind) for kind in (_AT_ONE, _AT_ZERO))
-        for kind in (_AT_ONE, _AT_ZERO):
-            self._path(client, kind).unlink(missing_ok=True)
-        return at_one, at_zero
-
-    def store_next(self, client: str, at_one: bytes | bytearray, at_zero: bytes | bytearray) -> None:
-        """What `taken_next` returned in another process."""
-        self._store(client, _AT_ONE, at_one)
-        self._store(client, _AT_ZERO, at_zero)
+    def put_files(self, client: str, kinds: Sequence[str], files: Sequence[Buffer]) -> None:
+        """What `files` returned in another process."""
+        for kind, data in zip(kinds, files, strict=True):
+            if data:
+                self._path(client, kind).write_bytes(data)
 
     def drop_pending(self) -> None:
         """Delete all next states that were not promoted."""
-        for kind in (_AT_ONE, _AT_ZERO):
+        for kind in NEXT:
             self._empty(kind)
 
     def remove(self, client: str) -> None:
@@ -206,14 +199,6 @@ class SimulatedStates:
     def _empty(self, kind: str) -> None:
         for path in (self._folder / kind).iterdir():
             path.unlink()
-
-    def _bytes(self, client: str, kind: str) -> bytes:
-        path = self._path(client, kind)
-        return path.read_bytes() if path.exists() else b""
-
-    def _store(self, client: str, kind: str, data: bytes | bytearray) -> None:
-        if data:
-            self._path(client, kind).write_bytes(data)
 
     def _read(self, client: str, kind: str) -> Memory | None:
         try:

@@ -87,19 +87,14 @@ class SimulationSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_for_each_folder(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or values.get("folders") is None:
+    def _one_for_each_folder_or_group(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
             return values
-        if wrong := [key for key in ("partition", "validation_every") if values.get(key)]:
+        partition, folders = values.get("partition"), values.get("folders") is not None
+        if folders and (wrong := [key for key in ("partition", "validation_every") if values.get(key)]):
             raise ValueError(f"{wrong[0]} selects from one training set, and with folders there is none: remove one")
-        return {"clients": 0, **values}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_for_each_group(cls, values: Any) -> Any:
-        partition = values.get("partition") if isinstance(values, dict) else None
         natural = isinstance(partition, dict) and partition.get("method") == "natural"
-        return {"clients": 0, **values} if natural else values
+        return {"clients": 0, **values} if folders or natural else values
 
     @model_serializer(mode="wrap")
     def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from fl_ops.demo.settings import DemoSettings
 from fl_ops.demo.training import train
 from fl_ops.environment import check_plotting
 from fl_ops.errors import Refused, UsageError
+from fl_ops.files import writable_folder
 from fl_ops.render import output
 
 PLOT, PAGE, NUMBERS, LOGS = "accuracy.png", "report.md", "demo.json", "logs"
@@ -90,7 +91,8 @@ def demo(
     check_plotting("fl demo")
     # With --json, stdout is for the result only.
     console = Console(stderr=context.as_json)
-    _make_folders(settings.out)
+    for folder in (settings.out, settings.out / LOGS):
+        writable_folder(folder)
     with interruptible("every process has ended, no results were written"):
         done = _run(settings, console)
     try:
@@ -144,17 +146,6 @@ def _showing_logs() -> Iterator[None]:
     except ChildEnded as error:
         print(*map(plain, error.tail), sep="\n", file=sys.stderr)
         raise
-
-
-def _make_folders(out: Path) -> None:
-    """Create the folders now, so that a folder that cannot be written is reported before the training."""
-    try:
-        (out / LOGS).mkdir(parents=True, exist_ok=True)
-        for folder in (out, out / LOGS):
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-    except OSError as exc:
-        raise UsageError(f"--out: {out} cannot be written: {exc.strerror or exc}; choose another folder") from exc
 
 
 def _positive(rate: float | None) -> float | None:

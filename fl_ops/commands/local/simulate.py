@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ from fl_common.command_help import FlagGroup
 from fl_common.extras import install_hint
 from fl_ops.commands.options import Context, EngineFlags, TrackerFlags, command
 from fl_ops.errors import Exit, UsageError
+from fl_ops.files import writable_folder
 from fl_ops.render import output
 
 if TYPE_CHECKING:
@@ -221,10 +221,13 @@ def _jobs(config: Path, runs: RunFlags, results: ResultFlags) -> list[Job]:
     if out is None and (results.continues or results.save_every is not None):
         raise UsageError("--continue and --save-every require --out DIR, the folder of the runs")
     simulation = read_simulation(config)
+    seeds = [simulation.run.seed] if runs.seeds is None else _seeds(runs.seeds)
+    folders = {seed: None if out is None else out / f"seed-{seed}" for seed in seeds}
+    for folder in filter(None, folders.values()):
+        writable_folder(folder)
     save_every = SAVE_EVERY_S if results.save_every is None else results.save_every
     return [
-        Job(simulation, seed, None if out is None else _folder(out, seed), SEQUENTIAL, results.continues, save_every)
-        for seed in ([simulation.run.seed] if runs.seeds is None else _seeds(runs.seeds))
+        Job(simulation, seed, folder, SEQUENTIAL, results.continues, save_every) for seed, folder in folders.items()
     ]
 
 
@@ -235,15 +238,3 @@ def _seeds(text: str) -> list[int]:
     if len(set(map(int, parts))) < len(parts):
         raise UsageError(f"--seeds: expected each seed once, got {text!r}")
     return [int(part) for part in parts]
-
-
-def _folder(out: Path, seed: int) -> Path:
-    """Create a seed's folder now, so that a folder that cannot be written is reported before the run."""
-    folder = out / f"seed-{seed}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as exc:
-        raise UsageError(f"--out: {folder} cannot be written: {exc.strerror or exc}; choose another folder") from exc
-    return folder

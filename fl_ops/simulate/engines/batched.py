@@ -68,9 +68,9 @@ class BatchedEngine(LocalEngine):
             tf32 = options.precision == "tf32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         pool = Pool(context.clients, options.device)
+        self._context, self._options = context, options
         if options.device.type != "cpu":
             context = replace(context, clients=OnDevice(context.clients, options.device))
-        self._context, self._options = context, options
         self._work = ClientWork(context, options.device, "bfloat16" if options.precision == "bfloat16" else "float32")
         self._choice: Choice | None = None
         self._training: Training | None = None

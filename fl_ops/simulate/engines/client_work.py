@@ -35,6 +35,7 @@ from fl_ops.simulate.engines.engine import (
     Trained,
 )
 from fl_server.admission.norms import UpdateContent, read_update
+from fl_server.aggregation.methods import optimizer_spec
 from fl_tasks import Task
 from fl_tasks.new_model import new_model
 from protos.fl.v1.training_pb2 import Assignment, EvaluationAssignment
@@ -77,7 +78,7 @@ class ClientWork:
         """device: of the model, and of the clients' data. precision: of its passes, as a daemon's setting."""
         self._context = context
         # The run's file is of this machine's user, so the class that it names may be imported.
-        self._optimizers = load_optimizers([context.optimizer])
+        self._optimizers = load_optimizers([optimizer_spec(context.config.local).name])
         # In one memory format on all devices: images with a client dimension have no other.
         compute = Compute(precision, memory_format="contiguous")
         self._model = LocalModel(lambda: _new_model(context.task), lambda module: compute.prepared(module, device))

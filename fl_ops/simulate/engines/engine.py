@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,12 +14,14 @@ from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.errors import WorkFailed
 from fl_client.training.data import LocalTask
 from fl_client.training.results import Evaluation
+from fl_ops.simulate.clients import SimulatedClients
 from fl_ops.simulate.engines.held import TrainedTogether
 from fl_ops.simulate.run_files import SimulatedStates, UpdateFiles
 from fl_server.admission.norms import UpdateContent
 from fl_server.aggregation.engine import Engine
 from fl_server.aggregation.snapshot import Snapshot
 from fl_server.aggregation.updates import read_block
+from fl_server.run_settings.config import RunConfig
 from fl_tasks import Task
 from fl_tasks.evaluation import BatchSums
 from protos.codec import Entry, unpack
@@ -146,17 +148,16 @@ class EngineContext:
     """Each client's task and data, by id; looked up whenever the client works, and not kept."""
     task: Task
     """Makes the model that the clients train."""
-    optimizer: str
-    """Name of the local optimizer; its class may be one of another package."""
+    config: RunConfig
     states: SimulatedStates
     update_files: UpdateFiles
-    """The updates."""
-    folder: Path
-    """The folder for other files of the engine, until the run ends."""
-    size_of: Callable[[str], int]
-    """Number of a client's training examples, without a copy of its data."""
     server: Engine | None = None
     """The server's half of the run. None: in another process, which reads updates itself."""
+
+    def size_of(self, client: str) -> int:
+        """Number of a client's training examples, without a copy of them where that is possible."""
+        clients = self.clients
+        return clients.size_of(client) if isinstance(clients, SimulatedClients) else len(clients[client].train)
 
 
 Client = tuple[str, int]

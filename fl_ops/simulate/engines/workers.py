@@ -44,7 +44,7 @@ class WorkersEngine(LocalEngine):
     def __init__(self, context: EngineContext, workers: int) -> None:
         """Start the processes. Raises TaskError if the task's model cannot be made."""
         self._context = context
-        self._folder = TemporaryDirectory(prefix="fl-bundles-", dir=context.folder)
+        self._folder = TemporaryDirectory(prefix="fl-bundles-", dir=context.update_files.folder)
         self._exchange = 0
         self._workers: list[_Worker] = []
         work = ClientWork(context)

@@ -11,6 +11,7 @@ from fl_client.training.results import Evaluation
 from fl_ops.errors import Refused
 from fl_ops.simulate.engines.engine import Bundles, EngineContext, Evaluated, Failed, Order, Trained
 from fl_ops.simulate.ranks.group import Head, Message, Ranks
+from fl_ops.simulate.run_files import KEPT, NEXT
 from fl_server.aggregation.task_model import packed
 from fl_tasks import TaskError
 from protos.chunks import Buffer
@@ -45,7 +46,7 @@ def receive_bundles(ranks: Ranks, message: Message) -> dict[ResourceKey, Bundle]
 
 def send_order(ranks: Ranks, rank: int, order: Order, context: EngineContext) -> None:
     """Send an order to one rank, with the clients' states."""
-    states = [context.states.stored(client) for client, _ in order.clients]
+    states = [file for client, _ in order.clients for file in context.states.files(client, KEPT)]
     do = "train" if isinstance(order.common, Assignment) else order.on
     ranks.send(rank, {"do": do, "clients": list(order.clients)}, [order.common.SerializeToString(), *states])
 
@@ -55,7 +56,7 @@ def received_order(message: Message, context: EngineContext) -> Order:
     do, clients = message.head["do"], [(client, seed) for client, seed in message.head["clients"]]
     common, *states = message.buffers
     for (client, _), state in zip(clients, states, strict=True):
-        context.states.store(client, state)
+        context.states.put_files(client, KEPT, [state])
     if do == "train":
         return Order(Assignment.FromString(bytes(common)), clients)
     return Order(EvaluationAssignment.FromString(bytes(common)), clients, do)
@@ -72,7 +73,7 @@ def send_result(ranks: Ranks, result: Trained | Evaluated | Failed, context: Eng
         buffers = [
             result.header.SerializeToString(),
             result.update.read_bytes(),
-            *context.states.taken_next(result.client),
+            *context.states.files(result.client, NEXT),
         ]
         context.update_files.remove(result.update)
     elif isinstance(result, Evaluated):
@@ -101,8 +102,8 @@ def received_result(message: Message, context: EngineContext) -> Trained | Evalu
     head = message.head
     match head["result"]:
         case "Trained":
-            header, update, at_one, at_zero = message.buffers
-            context.states.store_next(head["client"], at_one, at_zero)
+            header, update, *state = message.buffers
+            context.states.put_files(head["client"], NEXT, state)
             update_header = UpdateHeader.FromString(bytes(header))
             path = context.update_files.write(update_header.key.exchange, head["client"], [update])
             return Trained(head["client"], update_header, path, head["examples"], head["own_batches"])

@@ -7,19 +7,17 @@ import json
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 
 import torch
 
 from algorithms.outside_code import is_interrupt
 from fl_ops.errors import UsageError
-from fl_ops.simulate.clients import PreparedRun, examples_of
+from fl_ops.simulate.clients import PreparedRun
 from fl_ops.simulate.engines.engine import EngineContext, LocalEngine, Order
 from fl_ops.simulate.engines.held import TrainedTogether
 from fl_ops.simulate.ranks import messages
 from fl_ops.simulate.ranks.group import Ranks
 from fl_ops.simulate.run_files import ScratchFolder, SimulatedStates, UpdateFiles
-from fl_server.aggregation.methods import optimizer_spec
 from fl_tasks import fingerprint
 
 
@@ -55,15 +53,8 @@ def serve(ranks: Ranks, prepared: PreparedRun, make: Callable[[EngineContext], L
     with ExitStack() as stack:
         scratch = ScratchFolder("rank", None)
         stack.callback(scratch.cleanup)
-        context = EngineContext(
-            prepared.clients,
-            prepared.clients.task,
-            optimizer_spec(prepared.config.local).name,
-            SimulatedStates(scratch.path / "states"),
-            UpdateFiles(scratch.path),
-            scratch.path,
-            partial(examples_of, prepared.clients),
-        )
+        states, updates = SimulatedStates(scratch.path / "states"), UpdateFiles(scratch.path)
+        context = EngineContext(prepared.clients, prepared.clients.task, prepared.config, states, updates)
         engine = make(context)
         stack.callback(engine.close)
         while (message := ranks.receive(0)).head["do"] != messages.END:
@@ -87,4 +78,5 @@ def _answer(ranks: Ranks, engine: LocalEngine, order: Order, context: EngineCont
             raise RuntimeError("expected updates of a rank as files, got some in its device's memory")
         messages.send_result(ranks, result, context)
     messages.send_done(ranks)
+    context.states.drop_pending()
     context.states.remove_all()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -106,7 +106,7 @@ class RunSave:
         self._saved = (snapshot.round, point.state.phase is Phase.ENDED)
         return results
 
-    def rounds(self, simulation: Simulation, earlier: Sequence[RoundResult] = ()) -> Iterator[RoundResult]:
+    def rounds(self, simulation: Simulation, earlier: Sequence[RoundResult] = ()) -> Generator[RoundResult]:
         """`simulation.rounds()`, saved at times, and when it stops for any reason. Close the iterator before the run.
 
         earlier: the results that `restore` returned.

@@ -79,7 +79,7 @@ def test_parts_are_views_of_one_tensor() -> None:
     """Each client has its indices, also an empty part, and no memory of its own."""
     parts = Parts(["a", "b", "c"], [torch.tensor([5, 1]), torch.tensor([], dtype=torch.int64), torch.tensor([2])])
     assert {client: part.tolist() for client, part in parts.items()} == {"a": [5, 1], "b": [], "c": [2]}
-    assert ([parts.size_of(client) for client in parts], parts.num_indices) == ([2, 0, 1], 3)
+    assert ([len(parts[client]) for client in parts], parts.num_indices) == ([2, 0, 1], 3)
     assert parts["a"].untyped_storage().data_ptr() == parts["c"].untyped_storage().data_ptr()
 
 

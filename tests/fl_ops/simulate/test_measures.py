@@ -107,7 +107,7 @@ def test_a_run_that_was_stopped_keeps_its_measures(simulated: Simulated, tmp_pat
         rounds = save.rounds(simulation)
         assert isinstance(rounds, Iterator)
         assert [next(rounds).round, next(rounds).round] == [0, 1]
-        rounds.close()  # type: ignore[attr-defined] # a generator
+        rounds.close()
     with simulated(simulation=MEASURE) as simulation, RunSave(tmp_path, {}, 0.0) as save:
         results = list(continued(simulation, save))
         simulation.with_last_measures(results)

@@ -160,7 +160,7 @@ def test_the_time_limit_counts_earlier_processes(simulated: Simulated, tmp_path:
         rounds = save.rounds(simulation)
         next(rounds)
         simulation.point = replace(simulation.point, seconds=3600.0)
-        rounds.close()  # type: ignore[attr-defined]
+        rounds.close()
     with opened(simulated, tmp_path / "saved", **stop) as (simulation, save):
         assert len(play(simulation, save)) == 1
         assert simulation.ending == ("completed", "its 3600 s are over")
@@ -181,7 +181,7 @@ def test_saves_are_made_at_times(simulated: Simulated, tmp_path: Path) -> None:
         rounds = save.rounds(simulation)
         next(rounds), next(rounds)
         assert list((tmp_path / "saved").glob("run-*/round-*")) == []
-        rounds.close()  # type: ignore[attr-defined]
+        rounds.close()
     assert [path.name for path in (tmp_path / "saved").glob("run-*/round-*")] == ["round-000001"]
 
 
