@@ -78,6 +78,36 @@ class WorkFailed(ClientError):
         self.raised = raised
 
 
+def unsupported(message: str) -> WorkFailed:
+    """This device cannot do what the assignment asks for."""
+    return WorkFailed(coordinator_pb2.FAILURE_REASON_UNSUPPORTED, message)
+
+
+def beyond_limits(message: str) -> WorkFailed:
+    """The assignment needs more than this device has, or its owner allows."""
+    return WorkFailed(coordinator_pb2.FAILURE_REASON_RESOURCES, message)
+
+
+def other_layout(message: str) -> WorkFailed:
+    """The coordinator's model has other tensors than the model here."""
+    return WorkFailed(coordinator_pb2.FAILURE_REASON_LAYOUT, message)
+
+
+def state_lost(message: str) -> WorkFailed:
+    """The client state that the assignment continues from is not here."""
+    return WorkFailed(coordinator_pb2.FAILURE_REASON_STATE_LOST, message)
+
+
+def not_finite(message: str) -> WorkFailed:
+    """A value of the result is NaN or infinite."""
+    return WorkFailed(coordinator_pb2.FAILURE_REASON_NOT_FINITE, message)
+
+
+def task_error(message: str) -> WorkFailed:
+    """The task's code, or the process that it runs in, failed."""
+    return WorkFailed(coordinator_pb2.FAILURE_REASON_TASK_ERROR, message)
+
+
 class PolicyRefused(WorkFailed):
     """The policy of the device's site refuses an assignment. rule: one of policy.rules.RULES."""
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from fl_client.connection.messages import log_text
-from fl_client.errors import ClientError, WorkFailed
+from fl_client.errors import ClientError, WorkFailed, beyond_limits, unsupported
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.pending_updates import Key, key_of
 from fl_client.training.methods import optimizer_of, settings_of
@@ -17,7 +17,6 @@ from fl_common.names import check_id
 from fl_common.units import counted
 from fl_tasks.batches import count_steps
 from protos.digests import digest_bytes
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import check_payload_name
 
@@ -81,12 +80,12 @@ def check_assignment(
         ("upload_encodings", len(assignment.upload_encodings), MAX_ENCODINGS),
     ):
         if count > limit:
-            raise _unsupported(f"{field}: expected at most {limit}, got {count}")
+            raise unsupported(f"{field}: expected at most {limit}, got {count}")
     for name in assignment.payload_names:
         try:
             check_payload_name(name)
         except ValueError as error:
-            raise _unsupported(f"payload_names: {error}") from None
+            raise unsupported(f"payload_names: {error}") from None
     _check_algorithm(assignment.training.algorithm)
     _check_counted(assignment)
     _check_clip(assignment)
@@ -98,11 +97,11 @@ def _check_clip(assignment: training_pb2.Assignment) -> None:
     if assignment.clip == 0.0:
         return
     if not 0.0 < assignment.clip < math.inf:
-        raise _unsupported(f"clip: expected a number over 0, got {assignment.clip}")
+        raise unsupported(f"clip: expected a number over 0, got {assignment.clip}")
     if list(assignment.payloads) != [training_pb2.PAYLOAD_KIND_DELTA]:
-        raise _unsupported("clip: expected the delta as the only payload, for others are not clipped")
+        raise unsupported("clip: expected the delta as the only payload, for others are not clipped")
     if set(assignment.upload_encodings) - {tensor_pb2.ENCODING_PLAIN}:
-        raise _unsupported("clip: expected the encoding PLAIN, for a decoded update may be longer")
+        raise unsupported("clip: expected the encoding PLAIN, for a decoded update may be longer")
 
 
 def check_evaluation(assignment: training_pb2.EvaluationAssignment) -> None:
@@ -113,7 +112,7 @@ def check_evaluation(assignment: training_pb2.EvaluationAssignment) -> None:
 
 def _check_personal(patterns: Sequence[str]) -> None:
     if len(patterns) > MAX_PATTERNS or any(len(pattern) > PATTERN_CHARS for pattern in patterns):
-        raise _unsupported(
+        raise unsupported(
             f"personal: expected at most {MAX_PATTERNS} patterns of at most {PATTERN_CHARS} characters, got"
             f" {len(patterns)} patterns, the longest of {max(map(len, patterns))}"
         )
@@ -125,29 +124,29 @@ def check_resources(assignment: training_pb2.Assignment | training_pb2.Evaluatio
     if isinstance(assignment, training_pb2.EvaluationAssignment):
         kinds = _KINDS | {tensor_pb2.RESOURCE_KIND_AVERAGED}
     if len(resources) > len(_KINDS) + MAX_NAMED:
-        raise _unsupported(f"resources: expected at most {len(_KINDS) + MAX_NAMED}, got {len(resources)}")
+        raise unsupported(f"resources: expected at most {len(_KINDS) + MAX_NAMED}, got {len(resources)}")
     for resource in resources:
         named = resource.kind == tensor_pb2.RESOURCE_KIND_OPTIMIZER
         if not named and resource.kind not in kinds:
-            raise _unsupported(
+            raise unsupported(
                 f"resources: expected MODEL, DIRECTION, FROZEN and OPTIMIZER, got kind number {resource.kind}"
             )
         if bool(resource.name) != named or len(resource.name) > NAME_CHARS:
-            raise _unsupported(
+            raise unsupported(
                 f"resources: expected a name of at most {NAME_CHARS} characters for OPTIMIZER and for no other kind, "
                 f"got {log_text(resource.name, NAME_CHARS)!r}"
             )
     keys = [(resource.kind, resource.name) for resource in resources]
     if len(set(keys)) < len(keys):
-        raise _unsupported("resources: expected each kind and name once, got one twice")
+        raise unsupported("resources: expected each kind and name once, got one twice")
     if not assignment.HasField("local_frozen"):
         return
     if (kind := assignment.local_frozen.kind) != tensor_pb2.RESOURCE_KIND_FROZEN:
-        raise _unsupported(f"local_frozen: expected the kind FROZEN, got kind number {kind}")
+        raise unsupported(f"local_frozen: expected the kind FROZEN, got kind number {kind}")
     try:
         digest_bytes(assignment.local_frozen.digest)
     except ValueError as error:
-        raise _unsupported(f"local_frozen: {error}") from None
+        raise unsupported(f"local_frozen: {error}") from None
 
 
 def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:
@@ -158,11 +157,11 @@ def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:
         *(("a parameter's", field, NAME_CHARS) for field in fields),
     ):
         if len(name) > limit:
-            raise _unsupported(
+            raise unsupported(
                 f"algorithm: expected {what} name of at most {counted(limit, 'character')}, got {log_text(name, 80)!r}"
             )
     if len(fields) > MAX_PARAMETERS:
-        raise _unsupported(f"algorithm: expected at most {MAX_PARAMETERS} parameters, got {len(fields)}")
+        raise unsupported(f"algorithm: expected at most {MAX_PARAMETERS} parameters, got {len(fields)}")
     for name, value in fields.items():
         match value.WhichOneof("kind"):
             case "bool_value":
@@ -172,7 +171,7 @@ def _check_algorithm(spec: training_pb2.AlgorithmSpec) -> None:
             case "string_value" if len(value.string_value) <= NAME_CHARS:
                 continue
             case kind:
-                raise _unsupported(
+                raise unsupported(
                     f"algorithm parameter {log_text(name)!r}: expected a finite number, true, false or a short text,"
                     f" got {kind or 'nothing'}"
                 )
@@ -184,9 +183,9 @@ def _check_counted(assignment: training_pb2.Assignment) -> None:
     try:
         key = checked_outcome(assignment.counted)
     except InvalidEvent as error:
-        raise _unsupported(f"counted: {error}") from None
+        raise unsupported(f"counted: {error}") from None
     if key[0] != assignment.key.run_id:
-        raise _unsupported("counted: expected an update of the assignment's own run, got one of another run")
+        raise unsupported("counted: expected an update of the assignment's own run, got one of another run")
 
 
 def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, examples: int, own_batches: int) -> None:
@@ -194,10 +193,10 @@ def _check_work(training: training_pb2.LocalTraining, limits: LimitsConfig, exam
     optimizer_of(training)
     unit = training.WhichOneof("work")
     if unit is None:
-        raise _unsupported("training: expected local_epochs or local_steps, got neither")
+        raise unsupported("training: expected local_epochs or local_steps, got neither")
     amount, size = getattr(training, unit), training.batch_size
     if amount < 1 or size < 1:
-        raise _unsupported(f"training: expected {unit} and batch_size of 1 or more, got {amount} and {size}")
+        raise unsupported(f"training: expected {unit} and batch_size of 1 or more, got {amount} and {size}")
     if own_batches:
         size = -(-examples // own_batches)
     at_once = min(size, examples, training.micro_batch_size or size)
@@ -214,9 +213,5 @@ def check_amount(steps: int, limits: LimitsConfig) -> None:
         raise _over_limit(f"at most {counted(limits.max_steps, 'step')} (limits.max_steps)", steps)
 
 
-def _unsupported(message: str) -> WorkFailed:
-    return WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, message)
-
-
 def _over_limit(allowed: str, requested: int) -> WorkFailed:
-    return WorkFailed(pb.FAILURE_REASON_RESOURCES, f"training: this device's owner allows {allowed}, got {requested}")
+    return beyond_limits(f"training: this device's owner allows {allowed}, got {requested}")

@@ -8,11 +8,10 @@ from types import TracebackType
 import structlog
 
 from fl_client.connection.messages import seconds_of
-from fl_client.errors import WorkFailed
+from fl_client.errors import beyond_limits
 from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.training.trainer import AnyAssignment
 from fl_client.training.worker import Worker
-from protos.fl.v1 import coordinator_pb2 as pb
 
 GRACE_S, GRACE_SHARE, MAX_GRACE_S = 1.0, 0.1, 60.0
 """Added to a deadline, so that a coordinator can extend it in time: seconds, and a share of the deadline."""
@@ -63,10 +62,9 @@ class DeadlineTimer:
         try:
             await scope.__aexit__(kind, error, trace)
         except TimeoutError:
-            raise WorkFailed(
-                pb.FAILURE_REASON_RESOURCES,
+            raise beyond_limits(
                 "the deadline is over: expected an answer within the assignment's deadline and the owner's limit"
-                " (limits.max_seconds), give it less work or more time",
+                " (limits.max_seconds), give it less work or more time"
             ) from None
 
     def _set(self) -> None:

@@ -16,7 +16,16 @@ from fl_client.audit.log import DeviceAudit, note_assigned, note_evaluation, sub
 from fl_client.connection.bundles.cache import BundleCache
 from fl_client.connection.link import Link, Session
 from fl_client.connection.messages import log_text
-from fl_client.errors import ClientError, GivenUp, ResourceGone, TransportError, WorkFailed
+from fl_client.errors import (
+    ClientError,
+    GivenUp,
+    ResourceGone,
+    TransportError,
+    WorkFailed,
+    beyond_limits,
+    task_error,
+    unsupported,
+)
 from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.gates.state_directory import StateDirectory
 from fl_client.monitoring.logs import Progress
@@ -85,7 +94,7 @@ class Services:
         Raises WorkFailed where there is none, because the packages of all tasks wait.
         """
         if not self.trainers:
-            raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"expected the package of the task {assignment.task!r}")
+            raise unsupported(f"expected the package of the task {assignment.task!r}")
         return next((trainer for trainer in self.trainers if trainer.serves(assignment)), self.trainers[0])
 
 
@@ -112,7 +121,7 @@ class AssignmentExecutor:
         except Exception as error:  # a fault of the daemon must not end it: it trains for other rounds too
             log.exception("work_broken", **key_fields(key))
             message = f"{type(error).__name__}: {error}"
-            self.report_failure(key, work_digest, WorkFailed(pb.FAILURE_REASON_TASK_ERROR, message))
+            self.report_failure(key, work_digest, task_error(message))
 
     async def train_and_submit(self, assignment: training_pb2.Assignment) -> None:
         """Train, save the update, submit it, and handle the receipt."""
@@ -137,7 +146,7 @@ class AssignmentExecutor:
             raise
         except Exception:
             log.exception("private_work_broken", **key_fields(key_of(assignment.key)))
-            raise WorkFailed(pb.FAILURE_REASON_TASK_ERROR, _NO_DETAILS) from None
+            raise task_error(_NO_DETAILS) from None
 
     async def _train_and_submit(self, assignment: training_pb2.Assignment) -> None:
         services, key = self._services, key_of(assignment.key)
@@ -227,9 +236,7 @@ class AssignmentExecutor:
         except OSError as error:
             if result.next_state is not None:
                 await services.state.step_back(update.header.size_bytes + result.next_state.size_bytes)
-                raise WorkFailed(
-                    pb.FAILURE_REASON_RESOURCES, f"state_dir: expected space for the client state, got {error}"
-                ) from error
+                raise beyond_limits(f"state_dir: expected space for the client state, got {error}") from error
             log.warning("update_not_kept", **key_fields(key_of(update.header.key)), reason=str(error))
             return PendingUpdate.in_memory(update)
 
@@ -317,9 +324,8 @@ class AssignmentExecutor:
         except TimeoutError:
             if left < limit:
                 raise policy.out_of_time() from None
-            raise WorkFailed(
-                pb.FAILURE_REASON_RESOURCES,
-                f"this device's owner allows {limit:g} s of computing for an assignment (limits.max_seconds)",
+            raise beyond_limits(
+                f"this device's owner allows {limit:g} s of computing for an assignment (limits.max_seconds)"
             ) from None
 
     def report_failure(self, key: Key, work_digest: bytes, failure: WorkFailed) -> None:

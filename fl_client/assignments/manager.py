@@ -21,7 +21,7 @@ from fl_client.assignments.releases import Releases
 from fl_client.assignments.reports import FailureReports
 from fl_client.audit.log import subject_of
 from fl_client.connection.messages import log_text
-from fl_client.errors import WorkFailed
+from fl_client.errors import beyond_limits
 from fl_client.storage.pending_updates import Assigned, Key, key_of, message_of, name_of, work_digest
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -177,9 +177,8 @@ class AssignmentManager:
             key = next(iter(jobs))
             job = jobs.pop(key)
             job.task.cancel()
-            failure = WorkFailed(
-                pb.FAILURE_REASON_RESOURCES,
-                f"expected at most {limit} assignments at once (limits.max_assignments), the oldest is given up",
+            failure = beyond_limits(
+                f"expected at most {limit} assignments at once (limits.max_assignments), the oldest is given up"
             )
             self._executor.report_failure(key, job.work_digest, failure)
 

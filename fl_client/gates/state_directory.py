@@ -12,11 +12,10 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from fl_client.errors import WorkFailed
+from fl_client.errors import beyond_limits
 from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.storage.disk import DiskThread
 from fl_client.storage.state import Examination, StateDir, examine
-from protos.fl.v1 import coordinator_pb2 as pb
 
 log = structlog.get_logger()
 
@@ -53,9 +52,7 @@ class StateDirectory:
             return await self.run(function, *args, **kwargs)
         except OSError as error:
             await self.step_back()
-            raise WorkFailed(
-                pb.FAILURE_REASON_RESOURCES, f"state_dir: expected a directory that can be written, got {error}"
-            ) from error
+            raise beyond_limits(f"state_dir: expected a directory that can be written, got {error}") from error
 
     async def step_back(self, need_bytes: int = 0) -> None:
         """Work has failed because of the directory: take no new work until this many bytes can be written."""

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from algorithms.base import Memory
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
-from fl_client.errors import StateError, WorkFailed
+from fl_client.errors import StateError, WorkFailed, task_error
 from fl_client.packages.process import Closed, Part, flat, key_text, packed, receive, send
 from fl_client.settings.config import ClientConfig
 from fl_client.storage.disk import make_folder
@@ -154,7 +154,7 @@ class Child:
             try:
                 self.start()
             except StateError as error:
-                raise WorkFailed(pb.FAILURE_REASON_TASK_ERROR, str(error)) from None
+                raise task_error(str(error)) from None
         listed, parts = _packed_all(bundles or {}, state)
         text, training = assignment.SerializeToString().hex(), isinstance(assignment, training_pb2.Assignment)
         connection, most = cast(socket.socket, self._connection), 4 * self._config.max_bundle_bytes
@@ -166,10 +166,9 @@ class Child:
                     break
                 self._step(connection, header["step"], on_step)
         except (Closed, OSError) as error:
-            raise WorkFailed(
-                pb.FAILURE_REASON_TASK_ERROR,
+            raise task_error(
                 f"the process of {self._package.title} has ended ({self._ended()}), {error}; it may take"
-                f" {self._config.packages.memory_mib} MiB (packages.memory_mib), and start no other process",
+                f" {self._config.packages.memory_mib} MiB (packages.memory_mib), and start no other process"
             ) from None
         finally:
             self._asked += 1  # a timer that waits for this work ends no later one, and no idle process
@@ -200,7 +199,7 @@ def from_process() -> Iterator[None]:
         yield
     except (KeyError, ValueError, TypeError, IndexError, DecodeError, LayoutError) as error:
         message = f"expected a reply of the package's process as it is agreed, got {type(error).__name__}: {error}"
-        raise WorkFailed(pb.FAILURE_REASON_TASK_ERROR, message[:1000]) from None
+        raise task_error(message[:1000]) from None
 
 
 def _packed_all(

@@ -12,7 +12,7 @@ import torch
 
 from algorithms.base import Memory
 from fl_client.connection.bundles.expected import Bundle, Layouts, ResourceKey
-from fl_client.errors import WorkFailed
+from fl_client.errors import unsupported
 from fl_client.packages.child import Child, Installed, from_process
 from fl_client.packages.process import nested, unpacked
 from fl_client.settings.config import ClientConfig
@@ -27,7 +27,6 @@ from fl_common.secure_aggregation.scalars import Measured
 from fl_tasks.data.forms import Data
 from protos.codec import Layout
 from protos.digests import digest_bytes, digest_of
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 
 
@@ -131,10 +130,7 @@ class PackageTrainer(Trainer):
 
     def check_private(self, assignment: training_pb2.Assignment) -> None:  # noqa: ARG002 - as Trainer
         """Raises WorkFailed: the code of a package would itself decide whether it adds the noise."""
-        raise WorkFailed(
-            pb.FAILURE_REASON_UNSUPPORTED,
-            f"privacy: expected a task that is installed on the device, got that of {self.package.title}",
-        )
+        raise unsupported(f"privacy: expected a task that is installed on the device, got that of {self.package.title}")
 
     def leave(self) -> None:
         """See Child."""

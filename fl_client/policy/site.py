@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from algorithms.base import Exchange
-from fl_client.errors import PolicyChanged, PolicyRefused, Untrusted, WorkFailed
+from fl_client.errors import PolicyChanged, PolicyRefused, Untrusted, WorkFailed, unsupported
 from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.budget import NAMES, Amounts, Budget, OverBudget
@@ -186,7 +186,7 @@ class SitePolicy:
         if trust is not None:
             return trust
         expected = "expected [tls] in this device's settings, or an authority in its policy"
-        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"secure aggregation: {expected}")
+        raise unsupported(f"secure aggregation: {expected}")
 
     def check_coordinator(self, response: pb.RegisterResponse) -> None:
         """Raises Untrusted for a coordinator with another id."""

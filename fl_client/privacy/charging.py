@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
-from fl_client.errors import StateError, WorkFailed
+from fl_client.errors import StateError, beyond_limits
 from fl_client.gates.state_directory import StateDirectory
 from fl_client.monitoring.metrics import Metrics
 from fl_client.policy.site import SitePolicy
@@ -18,7 +18,6 @@ from fl_client.privacy.account import Account
 from fl_client.privacy.files import AccountFiles
 from fl_client.training.private import PrivateWork, applied_to, private_work
 from fl_client.training.private_data import PrivateData
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
 log = structlog.get_logger()
@@ -90,7 +89,7 @@ class PrivacyCharging:
             except StateError as error:
                 log.error("privacy_account_lost", problem=str(error))
                 message = "this device's privacy account is lost or cannot be read; its log says what to do"
-                raise WorkFailed(pb.FAILURE_REASON_RESOURCES, message) from error
+                raise beyond_limits(message) from error
             if account is None:
                 account = Account.new()
                 await self._state.required(self._files(name).write, account)

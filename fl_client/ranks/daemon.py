@@ -22,10 +22,9 @@ from torch import distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch's types lack it
 
 from algorithms.base import Memory
-from fl_client.errors import WorkFailed
+from fl_client.errors import task_error
 from fl_client.ranks.group import Bundles, Group, give, join
 from fl_client.settings.config import ClientConfig
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 
 log = structlog.get_logger()
@@ -144,10 +143,9 @@ class Ranks(Group):
         if ended:
             rank, code = min(ended.items())
             path = self._log(rank)
-            raise WorkFailed(
-                pb.FAILURE_REASON_TASK_ERROR,
+            raise task_error(
                 f"rank {rank} of {self.size} ended with {_shown(code)}; the end of {path}:"
-                f" {path.read_text(errors='replace')[-_SHOWN:].strip() or 'empty'}",
+                f" {path.read_text(errors='replace')[-_SHOWN:].strip() or 'empty'}"
             ) from error
 
     def _log(self, rank: int) -> Path:

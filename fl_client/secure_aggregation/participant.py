@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 
 from fl_client.connection.link import Link, Session
-from fl_client.errors import TransportError, WorkFailed
+from fl_client.errors import TransportError, WorkFailed, unsupported
 from fl_client.gates.state_directory import StateDirectory
 from fl_client.policy.site import SitePolicy
 from fl_client.secure_aggregation.members import Members
@@ -241,7 +241,7 @@ def _terms_of(raw: bytes) -> Terms:
 
 
 def _unsupported(why: str) -> WorkFailed:
-    return WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"secure aggregation: {why}")
+    return unsupported(f"secure aggregation: {why}")
 
 
 def failed_stage(error: WorkFailed | TransportError) -> WorkFailed:

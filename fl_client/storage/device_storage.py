@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 
 from algorithms.base import Memory
-from fl_client.errors import WorkFailed
+from fl_client.errors import state_lost
 from fl_client.storage.client_state_store import ClientStateStore, NextState, StoredState
 from fl_client.storage.disk import DEFAULT_LIMITS, StorageLimits
 from fl_client.storage.pending_updates import (
@@ -64,11 +64,10 @@ class DeviceStorage:
             return None
         state, wanted = self._states.find(run_id), _of_epoch(assignment.counted, assignment.state_epoch)
         if state is None or _identity(state.created_by) != _identity(wanted):
-            raise WorkFailed(
-                pb.FAILURE_REASON_STATE_LOST,
+            raise state_lost(
                 f"expected the client state of {_description(wanted)}, got"
                 f" {'none' if state is None else 'that of ' + _description(state.created_by)}: is the state directory"
-                " of another device, or an old copy? The coordinator decides how the run continues",
+                " of another device, or an old copy? The coordinator decides how the run continues"
             )
         return state.memory
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from fl_client.errors import WorkFailed
+from fl_client.errors import WorkFailed, beyond_limits
 from fl_common.files import atomic_writer, fsync_path, make_folders
 from fl_common.units import counted
 from protos.chunks import Buffer
-from protos.fl.v1 import coordinator_pb2 as pb
 
 PART = ".part"
 """Suffix of a file that is being written."""
@@ -113,7 +112,6 @@ DEFAULT_LIMITS = StorageLimits(16, 16 << 30)
 
 
 def _over_limit(allowed: str, needed: str) -> WorkFailed:
-    return WorkFailed(
-        pb.FAILURE_REASON_RESOURCES,
-        f"this device's owner allows {allowed}, got {needed}: end runs that are over, or raise the limit there",
+    return beyond_limits(
+        f"this device's owner allows {allowed}, got {needed}: end runs that are over, or raise the limit there"
     )

@@ -13,7 +13,7 @@ from algorithms.base import Algorithm, ClientUpdate, Memory, Tensors
 from algorithms.model_state import personal_names, personal_views, trainable_views
 from algorithms.optimizers.spec import PREFIX
 from algorithms.optimizers.steps import check_state
-from fl_client.errors import WorkFailed
+from fl_client.errors import WorkFailed, other_layout, state_lost
 from fl_client.storage.client_state_store import NextState
 from protos.encodings import EncodingSpec
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -35,7 +35,7 @@ def with_unsent(computed: ClientUpdate, unsent: Tensors) -> ClientUpdate:
     try:
         tree.check_layout(delta, unsent, "the unsent values in the client state")
     except ValueError as error:
-        raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, str(error)) from None
+        raise state_lost(str(error)) from None
     whole = {name: values + unsent[name].to(values.device) for name, values in delta.items()}
     return replace(computed, payloads={**computed.payloads, "delta": whole})
 
@@ -60,7 +60,7 @@ def personal_in(model: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
     try:
         return personal_names(model, patterns) if patterns else frozenset()
     except ValueError as error:
-        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"personal: the model here: {error}") from None
+        raise other_layout(f"personal: the model here: {error}") from None
 
 
 def load_personal(
@@ -121,7 +121,7 @@ class ReadPosition:
             seed, batches = (int(kept[name].item()) for name in ("seed", "batches"))
         except (KeyError, RuntimeError) as error:
             why = f"expected the numbers seed and batches in the client state, got {', '.join(kept) or 'none'}"
-            raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, why) from error
+            raise state_lost(why) from error
         return ReadPosition(seed % 2**64, batches)
 
     def after(self, next_state: NextState | None, steps: int) -> NextState:
@@ -146,5 +146,5 @@ def state_of(
             tree.check_layout(tensors, kept[symbol], f"client state {symbol}")
         check_state({symbol: it for symbol, it in client_state.items() if symbol.startswith(PREFIX)}, trained)
     except ValueError as error:
-        raise WorkFailed(pb.FAILURE_REASON_STATE_LOST, str(error)) from None
+        raise state_lost(str(error)) from None
     return {**client_state, **kept}

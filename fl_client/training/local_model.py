@@ -18,14 +18,13 @@ from algorithms.model_state import ModelState, fill, state_views, trainable_view
 from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import widened
 from fl_client.connection.bundles.expected import Bundle, Layouts, ResourceKey
-from fl_client.errors import WorkFailed
+from fl_client.errors import beyond_limits, other_layout
 from fl_tasks.base import Task
 from fl_tasks.batches import batches
 from fl_tasks.data.forms import Data, forward_of
 from fl_tasks.errors import TaskError
 from protos.codec import Layout, LayoutError
 from protos.digests import digest_text
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 from protos.frozen import frozen_resource, frozen_text
 
@@ -101,9 +100,9 @@ def _tensors(bundles: Bundles, kind: ResourceKey, expected: Layout) -> Tensors:
     """The tensors of a bundle. Raises WorkFailed unless it has the expected layout."""
     name = tensor_pb2.ResourceKind.Name(kind[0] if isinstance(kind, tuple) else kind)
     if (bundle := bundles.get(kind)) is None:
-        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"expected a resource {name}, the assignment has none")
+        raise other_layout(f"expected a resource {name}, the assignment has none")
     if difference := expected.difference(bundle.layout):
-        raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{name}, the model here against the coordinator's: {difference}")
+        raise other_layout(f"{name}, the model here against the coordinator's: {difference}")
     return {**bundle.tensors}
 
 
@@ -112,7 +111,7 @@ def read_tensors(file: Path) -> Tensors:
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:
-        raise WorkFailed(pb.FAILURE_REASON_RESOURCES, f"{file.name}: {error}") from error
+        raise beyond_limits(f"{file.name}: {error}") from error
 
 
 def names_of(layout: Layout) -> set[str]:
@@ -126,13 +125,13 @@ def bundles_of(tensors: Tensors, layouts: Layouts) -> dict[ResourceKey, Bundle]:
     for kind in (tensor_pb2.RESOURCE_KIND_MODEL, tensor_pb2.RESOURCE_KIND_FROZEN):
         names = names_of(layouts[kind]) if kind in layouts else set[str]()
         if missing := sorted(names - tensors.keys()):
-            raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"expected {missing[0]}, which the model here has, got none")
+            raise other_layout(f"expected {missing[0]}, which the model here has, got none")
         if names:
             values = {entry.name: tensors[entry.name] for entry in layouts[kind].entries}
             try:
                 bundles[kind] = Bundle(Layout.of(values, trainable & names), values)
             except LayoutError as error:
-                raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"the model that came: {error}") from error
+                raise other_layout(f"the model that came: {error}") from error
     return bundles
 
 
@@ -182,11 +181,10 @@ class LocalModel:
             self.release()  # its memory is free before the new one is made
         module = self.module()
         if self._frozen is None or self._frozen.digest != wanted.digest:
-            raise WorkFailed(
-                pb.FAILURE_REASON_LAYOUT,
+            raise other_layout(
                 f"local_frozen: expected the frozen parameters {digest_text(wanted.digest.value)}, got"
                 f" {frozen_text(self._frozen) or 'none'} from the task's model() here: put the coordinator's files of"
-                " them on this device, and restart the daemon",
+                " them on this device, and restart the daemon"
             )
         return module
 

@@ -22,7 +22,7 @@ from algorithms.optimizers.classes import Known
 from algorithms.optimizers.spec import OptimizerSpec, OptimizerValue, RateSchedule
 from algorithms.parameters import AlgorithmError
 from fl_client.connection.messages import log_text
-from fl_client.errors import ConfigError, WorkFailed
+from fl_client.errors import ConfigError, WorkFailed, unsupported
 from fl_extensions.methods import METHODS, load_method, load_optimizers
 from fl_extensions.naming import installed
 from fl_tasks.base import Task
@@ -161,7 +161,7 @@ def _value(name: str, value: Value) -> OptimizerValue:
 
 
 def _unsupported(message: str) -> WorkFailed:
-    return WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"training: {message}")
+    return unsupported(f"training: {message}")
 
 
 log = structlog.get_logger()
@@ -209,11 +209,10 @@ def check_method(spec: training_pb2.AlgorithmSpec, methods: Methods) -> None:
         return
     here = methods.get(spec.name)
     if here is None:
-        raise WorkFailed(
-            pb.FAILURE_REASON_UNSUPPORTED,
+        raise unsupported(
             f"algorithm {spec.name!r}: expected a built-in one ({', '.join(names())}) or one of this device's own"
             f" ({', '.join(sorted(methods)) or 'none'}): install its package here, or list it under `algorithms` in"
-            " client.toml",
+            " client.toml"
         )
     if spec.fingerprint != here:
         raise WorkFailed(

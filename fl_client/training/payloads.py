@@ -21,12 +21,11 @@ from algorithms.parameters import AlgorithmError
 from algorithms.privacy.clipping import clipped
 from algorithms.reference import KnownPart
 from fl_client.connection.messages import log_text
-from fl_client.errors import WorkFailed
+from fl_client.errors import beyond_limits, not_finite, unsupported
 from fl_client.storage.pending_updates import Update, name_of, work_digest
 from fl_client.training.methods import NO_METHODS, Methods, check_method, optimizer_of
 from protos.codec import Buffer, Layout, digest_message, digest_of, pieces_of
 from protos.encodings import PLAIN, EncodedLayout, EncodingError, EncodingSpec, decode, encode, encoding_key
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.wire import MAX_PAYLOAD_NAME, payload_kind, payload_name
 
@@ -39,7 +38,7 @@ def encoding_of(assignment: training_pb2.Assignment) -> EncodingSpec:
             return EncodingSpec.from_wire(number, assignment.upload_fraction)
         except ValueError as error:
             refused = refused or str(error)
-    raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"upload_encodings: {refused}")
+    raise unsupported(f"upload_encodings: {refused}")
 
 
 class PlacedPayload(NamedTuple):
@@ -92,7 +91,7 @@ def _pieces(assignment: training_pb2.Assignment, part: PlacedPayload) -> Sequenc
     try:
         return [encode(part.tensors, part.encoded, _key(assignment, part.payload))]
     except EncodingError as error:
-        raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"{part.payload}: {error}") from error
+        raise not_finite(f"{part.payload}: {error}") from error
 
 
 def _with_delta(computed: ClientUpdate, delta: Tensors) -> ClientUpdate:
@@ -158,20 +157,19 @@ def method_of(
     try:
         algorithm = algorithms.build(spec.name, **MessageToDict(spec.parameters))
     except (ValueError, TypeError, LookupError, JsonError) as error:
-        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"algorithm {spec.name!r}: {error}") from error
+        raise unsupported(f"algorithm {spec.name!r}: {error}") from error
     optimizer = optimizer_of(training)
     try:
         return with_optimizer(algorithm, optimizer, optimizers)
     except AlgorithmError as error:
-        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"optimizer {optimizer.name!r}: {error}") from error
+        raise unsupported(f"optimizer {optimizer.name!r}: {error}") from error
 
 
 def check_loop(algorithm: Algorithm) -> None:
     """Raises WorkFailed if a training loop of the task's own cannot make the method's steps, not even inexactly."""
     if why := algorithm.loop_conflict(inexact=True):
-        raise WorkFailed(
-            pb.FAILURE_REASON_UNSUPPORTED,
-            f"algorithm {algorithm.name!r}: expected another method for a task that has its own training loop: {why}",
+        raise unsupported(
+            f"algorithm {algorithm.name!r}: expected another method for a task that has its own training loop: {why}"
         )
 
 
@@ -179,22 +177,18 @@ def exchange_of(assignment: training_pb2.Assignment, algorithm: Algorithm) -> Ex
     """The exchange of an assignment. Raises WorkFailed, before any work, if this device cannot answer it."""
     number = assignment.key.exchange
     if number >= len(algorithm.exchanges):
-        raise WorkFailed(
-            pb.FAILURE_REASON_UNSUPPORTED,
-            f"exchange: expected 0 to {len(algorithm.exchanges) - 1} of {algorithm.name!r}, got {number}",
-        )
+        raise unsupported(f"exchange: expected 0 to {len(algorithm.exchanges) - 1} of {algorithm.name!r}, got {number}")
     exchange = algorithm.exchanges[number]
     offered = [payload_kind(payload) for payload in exchange.payloads]
     named = [name for name in map(payload_name, exchange.payloads) if name]
     if list(assignment.payloads) != offered or list(assignment.payload_names) != named:
-        raise WorkFailed(
-            pb.FAILURE_REASON_UNSUPPORTED,
+        raise unsupported(
             f"payloads: expected {_names(offered, named)} for exchange {number} of {algorithm.name!r}, got"
-            f" {_names(assignment.payloads, assignment.payload_names)}",
+            f" {_names(assignment.payloads, assignment.payload_names)}"
         )
     encoding_of(assignment)
     if assignment.training.WhichOneof("work") is None:
-        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "training: expected local_epochs or local_steps, got neither")
+        raise unsupported("training: expected local_epochs or local_steps, got neither")
     return exchange
 
 
@@ -208,10 +202,9 @@ def check_size(assignment: training_pb2.Assignment, exchange: Exchange, model: L
         layout = model if payload == "delta" else trainable
         size += EncodedLayout.of(layout, encoding.of_payload(payload)).size_bytes
     if 0 < assignment.max_update_bytes < size:
-        raise WorkFailed(
-            pb.FAILURE_REASON_RESOURCES,
+        raise beyond_limits(
             f"expected an update of at most {assignment.max_update_bytes} bytes, this model needs {size}: raise"
-            " the coordinator's limit",
+            " the coordinator's limit"
         )
 
 
@@ -223,13 +216,10 @@ def check_finite(update: ClientUpdate, buffers: Tensors) -> None:
     check_finite_metrics(update)
     for part, tensors in update.payloads.items():
         if bad := [name for name, tensor in tensors.items() if not _is_finite(tensor)]:
-            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite values, got others in {part} {bad[0]}")
+            raise not_finite(f"expected finite values, got others in {part} {bad[0]}")
     for name, tensor in update.buffers.items():
         if not _is_finite(tensor) and not tree.same_bits(tensor, buffers[name]):
-            raise WorkFailed(
-                pb.FAILURE_REASON_NOT_FINITE,
-                f"expected finite values in buffers that change in training, got others in buffer {name}",
-            )
+            raise not_finite(f"expected finite values in buffers that change in training, got others in buffer {name}")
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -240,11 +230,11 @@ def _is_finite(tensor: Tensor) -> bool:
 def check_finite_metrics(update: ClientUpdate) -> None:
     """Raises WorkFailed if the loss or a metric of an epoch is NaN or infinite."""
     if update.loss is not None and not math.isfinite(update.loss):
-        raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected a finite training loss, got {update.loss}")
+        raise not_finite(f"expected a finite training loss, got {update.loss}")
     for number, values in enumerate(update.epochs):
         if bad := [name for name, value in values.items() if not math.isfinite(value)]:
             came = f"{bad[0]} = {values[bad[0]]} in epoch {number}"
-            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics of local epochs, got {came}")
+            raise not_finite(f"expected finite metrics of local epochs, got {came}")
 
 
 def _names(kinds: Iterable[training_pb2.PayloadKind], names: Iterable[str]) -> str:

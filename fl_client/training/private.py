@@ -22,7 +22,7 @@ from algorithms.privacy.per_example import check_model
 from algorithms.privacy.random_bits import poisson_draw
 from fl_client.connection.bundles.expected import Bundle, ResourceKey
 from fl_client.training.methods import work_of
-from fl_client.training.private_data import PrivateData, add, add_tensor, check_data, unsupported
+from fl_client.training.private_data import PrivateData, add, add_tensor, check_data, not_private
 from fl_common.privacy.accountant import Mechanism
 from fl_common.privacy.secret_stream import SecretStream, derived
 from fl_tasks.base import Task
@@ -56,27 +56,27 @@ def applied_to(training: training_pb2.LocalTraining, least_noise: float = 0.0, m
     """
     asked = training.privacy
     if asked.unit != UNIT:
-        raise unsupported(f'unit: expected "{UNIT}", which is all that this version applies, got {asked.unit[:40]!r}')
+        raise not_private(f'unit: expected "{UNIT}", which is all that this version applies, got {asked.unit[:40]!r}')
     for name in ("noise_multiplier", "clip"):
         if not 0.0 < (value := getattr(asked, name)) < 3e38:
-            raise unsupported(f"{name}: expected a number over 0, got {value}")
+            raise not_private(f"{name}: expected a number over 0, got {value}")
     if not 0.0 < asked.delta < 1.0:
-        raise unsupported(f"delta: expected a number over 0 and below 1, got {asked.delta}")
+        raise not_private(f"delta: expected a number over 0 and below 1, got {asked.delta}")
     return Applied(max(asked.noise_multiplier, least_noise), asked.clip, min(asked.delta, most_delta))
 
 
 def check_private(assignment: training_pb2.Assignment, algorithm: Algorithm, data: Data, model: nn.Module) -> None:
     """Raises WorkFailed for an assignment with privacy whose update would reveal more than its noisy steps do."""
     if assignment.personal:
-        raise unsupported("expected a run without personal parameters, which are trained without noise")
+        raise not_private("expected a run without personal parameters, which are trained without noise")
     if assignment.training.max_gradient_norm:
-        raise unsupported("expected max_gradient_norm = 0: the clip limits the gradient of each example")
+        raise not_private("expected max_gradient_norm = 0: the clip limits the gradient of each example")
     check_data(data)
     try:
         check_method(algorithm)
         check_model(model)
     except AlgorithmError as error:
-        raise unsupported(str(error)) from error
+        raise not_private(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,12 @@ from blake3 import blake3
 from torch import Tensor
 
 from algorithms.batches import examples_of, leaves, map_leaves
-from fl_client.errors import WorkFailed
+from fl_client.errors import WorkFailed, unsupported
 from fl_client.training.results import task_failures
 from fl_tasks.data.batched import Batched
 from fl_tasks.data.examples import Examples
 from fl_tasks.data.forms import Data
 from fl_tasks.data.samples import Samples
-from protos.fl.v1 import coordinator_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class PrivateData:
 def check_data(data: Data) -> Examples | Samples:
     """The data, if each example of it can be drawn by itself. Raises WorkFailed otherwise."""
     if isinstance(data, Batched):
-        raise unsupported(
+        raise not_private(
             "expected Examples or Samples, from which each example is drawn by itself, got Batched, whose batches the"
             " task makes of several examples: return Samples(dataset) with __len__ and __getitem__"
         )
@@ -66,9 +65,9 @@ def _add_example(hasher: blake3, batch: Any) -> None:
     try:
         count = examples_of(batch)
     except ValueError as error:
-        raise unsupported(str(error)) from None
+        raise not_private(str(error)) from None
     if count != 1:
-        raise unsupported(
+        raise not_private(
             f"expected a batch of one example from one record, got {count}: a record's gradient is clipped as a whole"
         )
     add(hasher, repr(map_leaves(lambda _: 0, batch)).encode())
@@ -78,7 +77,7 @@ def _add_example(hasher: blake3, batch: Any) -> None:
         elif leaf is None or isinstance(leaf, str | bytes | int | float):
             add(hasher, repr(leaf).encode())
         else:
-            raise unsupported(f"expected batches of tensors, texts and numbers, got {type(leaf).__name__} in one")
+            raise not_private(f"expected batches of tensors, texts and numbers, got {type(leaf).__name__} in one")
 
 
 def add(hasher: blake3, part: bytes) -> None:
@@ -93,6 +92,6 @@ def add_tensor(hasher: blake3, tensor: Tensor) -> None:
     hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def unsupported(message: str) -> WorkFailed:
+def not_private(message: str) -> WorkFailed:
     """The failure of an assignment with privacy that this device refuses."""
-    return WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"privacy: {message}")
+    return unsupported(f"privacy: {message}")

@@ -15,7 +15,7 @@ from algorithms.client import LocalData, Work
 from algorithms.outside_code import described, is_interrupt, own_traceback, place_of
 from algorithms.parameters import AlgorithmError
 from algorithms.reference import KnownPart, reference_of
-from fl_client.errors import Raised, WorkFailed
+from fl_client.errors import Raised, WorkFailed, beyond_limits, unsupported
 from fl_client.storage.client_state_store import NextState
 from fl_client.storage.pending_updates import Update
 from fl_client.training import client_states, payloads
@@ -38,9 +38,9 @@ def task_failures() -> Iterator[None]:
     except (Interrupted, WorkFailed):
         raise
     except (MemoryError, torch.OutOfMemoryError) as error:
-        raise WorkFailed(pb.FAILURE_REASON_RESOURCES, f"out of memory: {error}") from error
+        raise beyond_limits(f"out of memory: {error}") from error
     except AlgorithmError as error:
-        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"algorithm: {error}") from error
+        raise unsupported(f"algorithm: {error}") from error
     except BaseException as error:  # a fault in the task's own code, of any type
         if is_interrupt(error):
             raise

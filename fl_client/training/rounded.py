@@ -9,13 +9,12 @@ from functools import partial
 from algorithms import tree
 from algorithms.base import ClientUpdate, Tensors
 from algorithms.quantization import Numbers, Quantizer
-from fl_client.errors import WorkFailed
+from fl_client.errors import unsupported
 from fl_client.storage.pending_updates import Update, work_digest
 from fl_common.privacy.secret_stream import SecretStream
 from fl_common.secure_aggregation.rounding import Rounding, rounding_key
 from fl_common.secure_aggregation.scalars import count_of
 from fl_common.secure_aggregation.terms import Terms, value_bits_for
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 
 
@@ -51,7 +50,7 @@ def rounded_update(
         if (has := (terms.values, terms.value_bits, terms.scalars)) != shape:
             raise ValueError(f"expected terms with values, bits and scalars of {shape} for this model, got {has}")
     except ValueError as error:
-        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"secure aggregation: {error}") from error
+        raise unsupported(f"secure aggregation: {error}") from error
     manifest = tensor_pb2.Manifest(size_bytes=terms.size_bytes, encoding=tensor_pb2.ENCODING_PLAIN)
     header = training_pb2.UpdateHeader(
         key=assignment.key,
@@ -74,7 +73,7 @@ def wanted_metrics(assignment: training_pb2.Assignment) -> tuple[str, ...]:
     try:
         return Rounding.from_text(Terms.from_bytes(assignment.secure_aggregation.terms).quantizer).metrics
     except ValueError as error:
-        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"secure aggregation: {error}") from error
+        raise unsupported(f"secure aggregation: {error}") from error
 
 
 def as_summed(assignment: training_pb2.Assignment, computed: ClientUpdate, examples: int) -> ClientUpdate:

@@ -22,7 +22,7 @@ from algorithms.client import Work, answer
 from algorithms.gradients import Processes
 from algorithms.optimizers.classes import NO_CLASSES, Known
 from fl_client.connection.bundles.expected import Layouts
-from fl_client.errors import WorkFailed
+from fl_client.errors import WorkFailed, not_finite, unsupported
 from fl_client.settings.device import DEFAULT_COMPUTE, Compute
 from fl_client.training import client_states, local_model, payloads
 from fl_client.training.data import LocalTask
@@ -211,7 +211,7 @@ class Trainer:
         training = assignment.training
         self.check_task(assignment)
         if training.HasField("privacy") != (private is not None):
-            raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "privacy: expected private steps where they are asked")
+            raise unsupported("privacy: expected private steps where they are asked")
         if private is not None:
             self.check_private(assignment)
         algorithm = self.method_of(training)
@@ -244,9 +244,8 @@ class Trainer:
     def check_private(self, assignment: training_pb2.Assignment) -> None:
         """Raises WorkFailed for an assignment with privacy that this device cannot train without revealing more."""
         if own_loop(self._local.task) is not None:
-            raise WorkFailed(
-                pb.FAILURE_REASON_UNSUPPORTED,
-                "privacy: expected a task without a training loop of its own, whose steps cannot be made private",
+            raise unsupported(
+                "privacy: expected a task without a training loop of its own, whose steps cannot be made private"
             )
         check_private(assignment, self.method_of(assignment.training), self._local.train, self._get_model())
 
@@ -275,7 +274,7 @@ class Trainer:
         """
         self.check_task(assignment)
         if not len(self._local.held_out):
-            raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, "expected held-out examples on this device, got none")
+            raise unsupported("expected held-out examples on this device, got none")
         evaluation = self._evaluated(assignment, bundles, client_state)
         averaged = bundles.get(tensor_pb2.RESOURCE_KIND_AVERAGED)
         if averaged is None:
@@ -338,7 +337,7 @@ class Trainer:
         bad = [f"{name} = {value}" for name, value in measured.means.items() if not math.isfinite(value)]
         bad += [f"the sums of {metric}" for (metric, _), sums in measured.sums.items() if not np.isfinite(sums).all()]
         if bad:
-            raise WorkFailed(pb.FAILURE_REASON_NOT_FINITE, f"expected finite metrics, got {bad[0]}")
+            raise not_finite(f"expected finite metrics, got {bad[0]}")
         return {**measured.means, **values}, plain(measured.sums)
 
     def method_of(self, training: training_pb2.LocalTraining) -> Algorithm:
@@ -362,7 +361,7 @@ class Trainer:
         task, fingerprint = assignment.task, assignment.fingerprint
         if not self.serves(assignment):
             came = f"{task}@{assignment.data}" if assignment.data else task
-            raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"expected task {self._local.title!r}, got {came!r}")
+            raise unsupported(f"expected task {self._local.title!r}, got {came!r}")
         here = self._local.fingerprint
         if fingerprint != here:
             raise WorkFailed(

@@ -15,11 +15,10 @@ from fl_client.connection.bundles.expected import (
     key_of_resource,
 )
 from fl_client.connection.link import Backoff, Link
-from fl_client.errors import WorkFailed
+from fl_client.errors import beyond_limits
 from protos import codec
 from protos.buffers import BufferPool
 from protos.digests import digest_message
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 
 FULL_TRIES = 3
@@ -89,10 +88,7 @@ class BundleCache:
             if download.described and await asyncio.to_thread(expected.has_digest, data):
                 return data
         digest = codec.digest_text(codec.digest_bytes(expected.digest))
-        raise WorkFailed(
-            pb.FAILURE_REASON_RESOURCES,
-            f"fetched {digest} {FULL_TRIES} times and got bytes of another digest each time",
-        )
+        raise beyond_limits(f"fetched {digest} {FULL_TRIES} times and got bytes of another digest each time")
 
 
 def _name_of(resource: tensor_pb2.Resource) -> _Name:

@@ -13,7 +13,7 @@ from fl_client.connection.bundles.expected import HEADER_BYTES, ExpectedBundle, 
 from fl_client.connection.link import Backoff, Link, Session
 from fl_client.connection.messages import log_text
 from fl_client.connection.transport import Fetched
-from fl_client.errors import BrokenTransfer, GivenUp, ResourceGone, WorkFailed
+from fl_client.errors import BrokenTransfer, GivenUp, ResourceGone, WorkFailed, beyond_limits
 from fl_common.units import counted
 from protos import codec
 from protos.buffers import BufferPool, zeros
@@ -87,9 +87,7 @@ class Download:
             self._stalls += 1
             if self._stalls < MAX_STALLS:
                 raise BrokenTransfer(f"the stream stalled for {STALL_S:g} s") from None
-            raise WorkFailed(
-                pb.FAILURE_REASON_RESOURCES, f"{MAX_STALLS} streams in a row stalled for {STALL_S:g} s"
-            ) from None
+            raise beyond_limits(f"{MAX_STALLS} streams in a row stalled for {STALL_S:g} s") from None
 
     def _take(self, chunk: AnyChunk, max_chunk_bytes: int, first: bool) -> None:
         if first and self._received - MAX_CHUNK_BYTES < chunk.offset <= self._received:

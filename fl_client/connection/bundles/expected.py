@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_client.errors import WorkFailed
+from fl_client.errors import beyond_limits, other_layout, unsupported
 from fl_client.storage.pending_updates import name_of
 from protos import codec
 from protos.encodings import PLAIN, EncodedLayout, EncodingError, EncodingSpec, decode
 from protos.encodings.random_words import KEY_BYTES
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
 
 ResourceKey = tensor_pb2.ResourceKind | tuple[tensor_pb2.ResourceKind, str]
@@ -80,14 +79,12 @@ class ExpectedBundle:
             try:
                 difference = encoded.layout.difference(codec.Layout.from_manifest(manifest, limit))
             except codec.LayoutError as error:
-                raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"manifest: {error}") from None
+                raise other_layout(f"manifest: {error}") from None
         else:
             difference = encoded.difference_from(manifest, limit)
         if difference:
             name = kind_text(self.resource)
-            raise WorkFailed(
-                pb.FAILURE_REASON_LAYOUT, f"{name}, the model here against the coordinator's: {difference}"
-            )
+            raise other_layout(f"{name}, the model here against the coordinator's: {difference}")
 
     def decoded(self, data: memoryview) -> Bundle:
         """The bundle of a resource's bytes. Raises WorkFailed if the encoding does not have such bytes."""
@@ -97,7 +94,7 @@ class ExpectedBundle:
                 data = codec.pack(decode(data, self.encoded, resource.encoding_key), layout)
             return Bundle(layout, codec.unpack(data, layout))
         except (EncodingError, codec.LayoutError) as error:
-            raise WorkFailed(pb.FAILURE_REASON_LAYOUT, f"{kind_text(resource)}: {error}") from error
+            raise other_layout(f"{kind_text(resource)}: {error}") from error
 
 
 class ExpectedBundles:
@@ -112,25 +109,21 @@ class ExpectedBundles:
         """What a resource must be. Raises WorkFailed unless encoding, size and kind fit this device and its model."""
         spec = _encoding_of(resource)  # its error comes first
         if resource.size_bytes > self._max_bytes:
-            raise WorkFailed(
-                pb.FAILURE_REASON_RESOURCES,
-                f"expected a bundle of at most {self._max_bytes} bytes (max_bundle_bytes), got {resource.size_bytes}",
+            raise beyond_limits(
+                f"expected a bundle of at most {self._max_bytes} bytes (max_bundle_bytes), got {resource.size_bytes}"
             )
         if resource.kind not in layouts:
-            raise WorkFailed(
-                pb.FAILURE_REASON_LAYOUT, f"expected no resource of kind number {resource.kind}: this model has none"
-            )
+            raise other_layout(f"expected no resource of kind number {resource.kind}: this model has none")
         encoded = self._encoding(resource.kind, layouts[resource.kind], spec)
         if resource.size_bytes > _comparable(encoded.size_bytes):
-            raise WorkFailed(
-                pb.FAILURE_REASON_LAYOUT,
+            raise other_layout(
                 f"{kind_text(resource)}: expected {encoded.size_bytes} bytes for the model here, got "
-                f"{resource.size_bytes}",
+                f"{resource.size_bytes}"
             )
         try:
             codec.digest_bytes(resource.digest)
         except ValueError as error:
-            raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"resource: {error}") from None
+            raise unsupported(f"resource: {error}") from None
         return ExpectedBundle(resource, encoded, run_id)
 
     def _encoding(self, kind: tensor_pb2.ResourceKind, layout: codec.Layout, spec: EncodingSpec) -> EncodedLayout:
@@ -145,12 +138,11 @@ def _encoding_of(resource: tensor_pb2.Resource) -> EncodingSpec:
     try:
         encoding = EncodingSpec.from_wire(resource.encoding or tensor_pb2.ENCODING_PLAIN)
     except ValueError as error:
-        raise WorkFailed(pb.FAILURE_REASON_UNSUPPORTED, f"{kind_text(resource)}: {error}") from None
+        raise unsupported(f"{kind_text(resource)}: {error}") from None
     if len(resource.encoding_key) != (0 if encoding == PLAIN else KEY_BYTES):
-        raise WorkFailed(
-            pb.FAILURE_REASON_UNSUPPORTED,
+        raise unsupported(
             f"{kind_text(resource)}: expected an encoding_key of {KEY_BYTES} bytes, or none with PLAIN, got "
-            f"{len(resource.encoding_key)}",
+            f"{len(resource.encoding_key)}"
         )
     return encoding
 
