@@ -157,10 +157,10 @@ class AssignmentExecutor:
 
     async def _work_with(self, trainer: Trainer, assignment: training_pb2.Assignment) -> None:
         services, key = self._services, key_of(assignment.key)
-        check_assignment(assignment, services.limits, trainer.examples, trainer.own_batches)
+        shard = ShardSize(len(trainer.local.train), trainer.local.train.own_batches)
+        check_assignment(assignment, services.limits, shard.examples, shard.own_batches)
         await services.policy.check_names(assignment)
-        exchange, shard = trainer.exchange_of(assignment), ShardSize(trainer.examples, trainer.own_batches)
-        amount = ordered_work(assignment.training, exchange, shard)
+        amount = ordered_work(assignment.training, trainer.exchange_of(assignment), shard)
         check_amount(amount.steps or 0, services.limits)
         await services.policy.check_training(assignment, amount)
         secure = assignment.HasField("secure_aggregation")
@@ -197,8 +197,8 @@ class AssignmentExecutor:
         bundles = await self._bundles(assignment)
         private: PrivateWork | None = None
         if assignment.training.HasField("privacy"):
-            data = await self.compute(lambda check: private_data(trainer.data))
-            private = await services.privacy.begin(assignment, bundles, data, trainer.data_name)
+            data = await self.compute(lambda check: private_data(trainer.local.train))
+            private = await services.privacy.begin(assignment, bundles, data, trainer.local.data)
 
         shares = services.policy.policy.share.evaluations
 
@@ -285,7 +285,7 @@ class AssignmentExecutor:
         if assignment.personal:
             state = await services.state.required(services.storage.latest_state, assignment)
         async with services.availability.while_allowed():
-            await services.policy.begin_evaluation(assignment, trainer.held_out)
+            await services.policy.begin_evaluation(assignment, len(trainer.local.held_out))
             bundles = await self._bundles(assignment)
             with _left_if_it_fails(trainer):
                 evaluation = await self.compute(lambda check: trainer.evaluate(assignment, bundles, state))

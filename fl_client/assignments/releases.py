@@ -179,7 +179,7 @@ class Releases:
                 trainer
                 for trainer in self._services.trainers
                 if trainer.own_evaluation().task == description.task
-                and description.fits({**taken.labels, **trainer.labels})
+                and description.fits({**taken.labels, **trainer.local.labels})
             ),
             None,
         )
@@ -223,7 +223,7 @@ class Releases:
             return evaluation
         policy, said = self._services.policy, installed.description
         trainer = self._trainer_of(said, taken)
-        if trainer is None or not trainer.held_out:
+        if trainer is None or not (examples := len(trainer.local.held_out)):
             raise PolicyRefused("share", "this device has no held-out examples")
         if not policy.policy.share.evaluations:
             raise PolicyRefused("share", "this site shares no evaluations")
@@ -232,9 +232,9 @@ class Releases:
         assignment.personal.extend(said.personal)
         await policy.check_evaluation(assignment)
         earlier = await asyncio.to_thread(taken.folder.before, said.model)
-        await policy.begin_evaluation(assignment, trainer.held_out)
+        await policy.begin_evaluation(assignment, examples)
         metrics = partial(self._metrics, trainer, assignment)
-        evaluation = {"num_examples": trainer.held_out, "metrics": await metrics(installed)}
+        evaluation = {"num_examples": examples, "metrics": await metrics(installed)}
         if earlier is not None and earlier.version < installed.version:
             with suppress(WorkFailed):  # without a value of before, nothing fell
                 evaluation["metrics_before"] = await metrics(earlier)

@@ -8,22 +8,9 @@ from dataclasses import replace
 
 import structlog
 
+from fl_client import errors
 from fl_client.connection.link import Backoff, RetryDelays
 from fl_client.connection.transport import Connection
-from fl_client.errors import (
-    ClientError,
-    Contested,
-    Fenced,
-    InvalidCertificate,
-    NotAllowed,
-    ProtocolMismatch,
-    Refused,
-    Revoked,
-    SessionLost,
-    StartError,
-    TransportError,
-    Untrusted,
-)
 from fl_common.rate_limits import RateLimiter
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -61,7 +48,7 @@ class Endpoint(ABC):
         """
         await asyncio.get_running_loop().create_future()
 
-    def explained(self, error: TransportError) -> TransportError:
+    def explained(self, error: errors.TransportError) -> errors.TransportError:
         """The error of a connection without an answer, or the cause of it that this device knows."""
         return error
 
@@ -78,7 +65,7 @@ CONNECTIONS_PER_S, CONNECTION_BURST = 0.5, 30
 MAX_BLOCKED = 10
 """Times `RetryDelays.blocked`, between two tries of a daemon that is refused again and again."""
 
-NEEDS_A_PERSON = (ProtocolMismatch, NotAllowed, Untrusted, Refused, StartError)
+NEEDS_A_PERSON = (errors.ProtocolMismatch, errors.NotAllowed, errors.Untrusted, errors.Refused, errors.StartError)
 """Errors that no retry alone can repair."""
 
 
@@ -109,14 +96,14 @@ class ReconnectPolicy:
         """Seconds to wait after an error of the daemon itself."""
         return self._backoff.next()
 
-    def after(self, error: ClientError, attended_s: float, *, was_registered: bool) -> float:
+    def after(self, error: errors.ClientError, attended_s: float, *, was_registered: bool) -> float:
         """Seconds to wait after an error. Errors that need a person are logged with what to do.
 
         attended_s: duration of the connection. was_registered: whether it began with a known session.
         """
-        if isinstance(error, Fenced) and error.by_other_instance:
+        if isinstance(error, errors.Fenced) and error.by_other_instance:
             return self._after_fence(attended_s, error)
-        if isinstance(error, SessionLost | Fenced):
+        if isinstance(error, errors.SessionLost | errors.Fenced):
             if was_registered:
                 self._backoff.reset()  # the coordinator is back and only needs a new registration
             return self._backoff.next()
@@ -125,15 +112,15 @@ class ReconnectPolicy:
                 "refused", reason=str(error), todo=next(todo for kind, todo in _TODO.items() if isinstance(error, kind))
             )
             return self._blocked.next()
-        if isinstance(error, InvalidCertificate):
+        if isinstance(error, errors.InvalidCertificate):
             log.error("certificate_invalid", reason=str(error), todo=error.todo)
             if error.ended:
                 return self._blocked.next()
-        if isinstance(error, Contested):
+        if isinstance(error, errors.Contested):
             log.error("identity_in_use", reason=str(error), todo=_TWO_DAEMONS)
-        return self._backoff.after(error.wait if isinstance(error, TransportError) else None)
+        return self._backoff.after(error.wait if isinstance(error, errors.TransportError) else None)
 
-    def _after_fence(self, attended_s: float, error: Fenced) -> float:
+    def _after_fence(self, attended_s: float, error: errors.Fenced) -> float:
         """Another daemon opened a newer session. An immediate reconnect would fence it in turn, without end.
 
         After a long session the waits start from the shortest again.
@@ -148,12 +135,12 @@ _TWO_DAEMONS = (
     "two daemons use one identity: end one of them; a copied device needs a client_id, a state_dir and a certificate "
     "of its own. This daemon retries meanwhile, with growing waits"
 )
-_TODO: dict[type[ClientError], str] = {
-    ProtocolMismatch: "upgrade the older side; this daemon retries meanwhile",
-    Revoked: "ask the coordinator's operator for a token (`fl enroll create --name NAME`): with it `fl-client init`"
-    " gets a certificate, which this daemon uses without a restart",
-    NotAllowed: "ask the coordinator's operator: the identity is banned, or the certificate is not for it",
-    Untrusted: "correct server, tls.ca or the policy file; this daemon retries meanwhile",
-    StartError: "restore the file; this daemon retries meanwhile",
-    Refused: "compare this daemon's configuration and version with the coordinator's",
+_TODO: dict[type[errors.ClientError], str] = {
+    errors.ProtocolMismatch: "upgrade the older side; this daemon retries meanwhile",
+    errors.Revoked: "ask the coordinator's operator for a token (`fl enroll create --name NAME`): with it `fl-client"
+    " init` gets a certificate, which this daemon uses without a restart",
+    errors.NotAllowed: "ask the coordinator's operator: the identity is banned, or the certificate is not for it",
+    errors.Untrusted: "correct server, tls.ca or the policy file; this daemon retries meanwhile",
+    errors.StartError: "restore the file; this daemon retries meanwhile",
+    errors.Refused: "compare this daemon's configuration and version with the coordinator's",
 }

@@ -13,20 +13,12 @@ from typing import Any
 
 import structlog
 
+from fl_client import errors
 from fl_client.connection.link import Link
 from fl_client.connection.messages import clocks_differ, log_text, seconds_of
 from fl_client.connection.reconnect import NEEDS_A_PERSON, Endpoint, ReconnectPolicy
 from fl_client.connection.session import EventHandler, EventStream, check_registration, requested_events, session_of
 from fl_client.connection.transport import Connection
-from fl_client.errors import (
-    Fenced,
-    InvalidCertificate,
-    NotAllowed,
-    SessionLost,
-    StartError,
-    TransportError,
-    Unreachable,
-)
 from fl_common.rate_limits import RateLimiter
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -83,7 +75,7 @@ class SessionManager:
         if not self._needs_renewal:
             await asyncio.sleep(seconds)
             return
-        with suppress(TimeoutError, TransportError):
+        with suppress(TimeoutError, errors.TransportError):
             async with asyncio.timeout(seconds):
                 await self._endpoint.renewed()
 
@@ -93,13 +85,13 @@ class SessionManager:
         self._needs_renewal = self._is_refused = False
         try:
             await self._attend()
-        except (TransportError, StartError) as failed:
-            error = self._endpoint.explained(failed) if isinstance(failed, Unreachable) else failed
-            self._needs_renewal = isinstance(error, (InvalidCertificate, *NEEDS_A_PERSON))
-            self._is_refused = isinstance(error, NotAllowed)
-            if isinstance(error, (SessionLost, Fenced, *NEEDS_A_PERSON)):
+        except (errors.TransportError, errors.StartError) as failed:
+            error = self._endpoint.explained(failed) if isinstance(failed, errors.Unreachable) else failed
+            self._needs_renewal = isinstance(error, (errors.InvalidCertificate, *NEEDS_A_PERSON))
+            self._is_refused = isinstance(error, errors.NotAllowed)
+            if isinstance(error, (errors.SessionLost, errors.Fenced, *NEEDS_A_PERSON)):
                 self._session = None
-            if isinstance(error, Unreachable) and self._endpoint.try_next():
+            if isinstance(error, errors.Unreachable) and self._endpoint.try_next():
                 return 0.0, str(error)
             return self._reconnect.after(error, time.monotonic() - began, was_registered=known), str(error)
         except Exception as error:  # a fault of the daemon must not end it; the next connection may work
@@ -142,7 +134,7 @@ class SessionManager:
             try:
                 if not await stream.session_is_lost():
                     return stream
-            except (asyncio.CancelledError, Unreachable):
+            except (asyncio.CancelledError, errors.Unreachable):
                 await stream.close()
                 raise
             log.info("session_lost", server=self._endpoint.server)
@@ -179,8 +171,8 @@ class SessionManager:
         try:
             if (first := await new.next()) is not None:
                 return first
-            raise Unreachable("the coordinator ended the stream")
-        except (Unreachable, NotAllowed) as error:
+            raise errors.Unreachable("the coordinator ended the stream")
+        except (errors.Unreachable, errors.NotAllowed) as error:
             if not old_is_open:
                 raise
             todo = "the earlier connection is kept; does the coordinator know the CA of the new certificate?"
@@ -189,7 +181,7 @@ class SessionManager:
 
     async def _take_last_events(self, old: EventStream) -> None:
         """The coordinator has ended the old stream. Its events come before those of the new one."""
-        with suppress(TransportError, TimeoutError):
+        with suppress(errors.TransportError, TimeoutError):
             async with asyncio.timeout(LAST_EVENTS_S):
                 while (event := await old.next()) is not None:
                     self._take(event, old)
@@ -208,7 +200,7 @@ class SessionManager:
         kind = event.WhichOneof("event")
         if not stream.attached:
             if kind != "attached":
-                raise Unreachable(f"expected Attached as the first event, got {kind or 'an unknown one'}")
+                raise errors.Unreachable(f"expected Attached as the first event, got {kind or 'an unknown one'}")
             stream.attached = True
             self._reconnect.attached()
             self._link.open(stream.session)

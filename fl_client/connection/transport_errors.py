@@ -9,76 +9,49 @@ from datetime import UTC, datetime
 import grpc
 import grpc.aio
 
+from fl_client import errors
 from fl_client.connection.messages import clocks_differ, log_text, seconds_of
-from fl_client.errors import (
-    BrokenTransfer,
-    Contested,
-    FailedCall,
-    Fenced,
-    NotAllowed,
-    ProtocolMismatch,
-    Refused,
-    ResourceGone,
-    Revoked,
-    SessionLost,
-    TransportError,
-    Unreachable,
-)
 from fl_common.proxies import Proxy
 from protos.fl.v1 import errors_pb2
 from protos.status import detail_of
 
 
-def error_of(error: grpc.aio.AioRpcError, proxy: Proxy | None = None) -> TransportError:
+def error_of(error: grpc.aio.AioRpcError, proxy: Proxy | None = None) -> errors.TransportError:
     """The daemon's error for a failed call: by its detail, else by its status code. proxy: of the connection."""
-    message = log_text(error.details() or error.code().name)
+    code = error.code().name
+    message = log_text(error.details() or code)
     detail = detail_of(error.trailing_metadata())
     if isinstance(detail, errors_pb2.SessionFenced):
-        return Fenced(message, detail.by_other_instance)
+        return errors.Fenced(message, detail.by_other_instance)
     if isinstance(detail, errors_pb2.ProtocolMismatch):
         clocks = clocks_differ(detail.time, time.time())
         versions = log_text(detail.version, 32), log_text(detail.min_client_version, 32)
-        return ProtocolMismatch(message, (detail.server.min, detail.server.max), clocks, versions)
+        return errors.ProtocolMismatch(message, (detail.server.min, detail.server.max), clocks, versions)
     if isinstance(detail, errors_pb2.RetryLater):
-        later = Contested if error.code() is grpc.StatusCode.ABORTED else Unreachable
+        later = errors.Contested if code == "ABORTED" else errors.Unreachable
         return later(message, seconds_of(detail.wait))
     is_revoked = isinstance(detail, errors_pb2.NotAllowed) and detail.revoked
-    if (kind := Revoked if is_revoked else _BY_DETAIL.get(type(detail))) is not None:
+    if (kind := errors.Revoked if is_revoked else _BY_DETAIL.get(type(detail))) is not None:
         return kind(message)
-    if error.code() in _PERMANENT:
-        return Refused(f"{error.code().name}: {message}")
+    if code in _PERMANENT:
+        return errors.Refused(f"{code}: {message}")
     explained = _explained(message)
-    if proxy is not None and error.code() is grpc.StatusCode.UNAVAILABLE:
+    if proxy is not None and code == "UNAVAILABLE":
         explained = proxy.explained(explained, message, 'proxy = "none" in the settings')
-    return FailedCall(f"{error.code().name}: {explained}") if error.code() in _FAULTS else Unreachable(explained)
+    return errors.FailedCall(f"{code}: {explained}") if code in _FAULTS else errors.Unreachable(explained)
 
 
-_BY_DETAIL: dict[type, type[TransportError]] = {
-    errors_pb2.UnknownSession: SessionLost,
-    errors_pb2.NotAllowed: NotAllowed,
-    errors_pb2.UnknownResource: ResourceGone,
-    errors_pb2.BrokenUpload: BrokenTransfer,
+_BY_DETAIL: dict[type, type[errors.TransportError]] = {
+    errors_pb2.UnknownSession: errors.SessionLost,
+    errors_pb2.NotAllowed: errors.NotAllowed,
+    errors_pb2.UnknownResource: errors.ResourceGone,
+    errors_pb2.BrokenUpload: errors.BrokenTransfer,
 }
 
 _PERMANENT = frozenset(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.ALREADY_EXISTS,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.PERMISSION_DENIED,
-    }
+    {"INVALID_ARGUMENT", "FAILED_PRECONDITION", "NOT_FOUND", "ALREADY_EXISTS", "OUT_OF_RANGE", "PERMISSION_DENIED"}
 )
-
-_FAULTS = frozenset(
-    {
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNKNOWN,
-        grpc.StatusCode.DATA_LOSS,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
-)
+_FAULTS = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS", "UNIMPLEMENTED"})
 """Answers of a server that runs and fails in this call. A retry helps only where the cause was temporary."""
 
 _CLOSED_IN_HANDSHAKE = (
@@ -121,8 +94,7 @@ _EXPLANATIONS = (
     ("Invalid cert chain file", "tls.cert is not a certificate in PEM"),
     ("Invalid private key", "tls.key is not the private key of tls.cert"),
     ("Handshake (read|write) failed", _CLOSED_IN_HANDSHAKE),
-    ("DNS resolution failed", "the host name is not known"),
-    ("Domain name not found", "the host name is not known"),
+    ("DNS resolution failed|Domain name not found", "the host name is not known"),
     ("Method not found|unimplemented", _OTHER_PORT),
     (
         "failed to connect.*Socket closed",

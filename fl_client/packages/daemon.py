@@ -12,16 +12,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import structlog
 import torch
 
 from fl_client.audit.log import DeviceAudit
-from fl_client.connection.bundles.download import Download
-from fl_client.connection.bundles.expected import ExpectedBundle
+from fl_client.connection.bundles.download import Download, ExpectedBytes
 from fl_client.connection.link import Backoff, Link
 from fl_client.connection.messages import log_text
 from fl_client.errors import ClientError, PolicyChanged, StateError
@@ -33,35 +30,14 @@ from fl_client.settings.config import ClientConfig
 from fl_client.training.trainer import Trainer
 from fl_common.packages import Manifest, PackageRefused
 from protos.codec import digest_bytes, digest_of
+from protos.differences import DifferenceError
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1 import tensor_pb2
 
 log = structlog.get_logger()
 
 CHECK_S, AGAIN_S, BEGIN_S = 5.0, 300.0, 60.0
 """Seconds between two looks at the policy and the approvals; until a package that failed is tried again; and for which
 a start of the daemon waits for packages."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """A package's file, as `Download` needs it."""
-
-    resource: tensor_pb2.Resource
-    run_id: str = ""
-    header_bytes: int = 64 << 10
-
-    @property
-    def digest(self) -> tensor_pb2.Digest:
-        return self.resource.digest
-
-    @property
-    def size_bytes(self) -> int:
-        return self.resource.size_bytes
-
-    def check(self, manifest: tensor_pb2.Manifest) -> None:
-        """Its header tells nothing beyond its size, which is known."""
-        del manifest
 
 
 class Packages:
@@ -270,10 +246,12 @@ class Packages:
         if not 0 < offer.resource.size_bytes <= most:
             raise PackageRefused("size", f"expected at most {most} bytes, got {offer.resource.size_bytes}")
         data = memoryview(bytearray(offer.resource.size_bytes))
-        expected = cast(ExpectedBundle, _Expected(offer.resource))
-        on_bytes: Any = lambda count: None  # noqa: E731 - nothing counts them
-        download = Download(expected, data, Backoff(self._link.delays), on_bytes)
-        await self._link.call_with_retry(download.resume, download.backoff)
+        expected = ExpectedBytes(offer.resource.digest, offer.resource.size_bytes)
+        download = Download(expected, data, Backoff(self._link.delays), lambda _: None)  # nothing counts these bytes
+        try:
+            await self._link.call_with_retry(download.resume, download.backoff)
+        except DifferenceError as error:
+            raise PackageRefused("digest", str(error)) from error
         if await asyncio.to_thread(digest_of, data) != digest_bytes(offer.resource.digest):
             raise PackageRefused("digest", f"expected the file of {offer.digest}, got other bytes")
         return bytes(data)

@@ -63,11 +63,6 @@ class PackageTrainer(Trainer):
         )
         super().__init__(local)
 
-    @property
-    def local(self) -> LocalTask:
-        """The task with the numbers of its data, for the registration."""
-        return self._local
-
     def layouts(self, assignment: AnyAssignment) -> Layouts:
         """See Trainer."""
         if (known := self.known_layouts(assignment)) is None:

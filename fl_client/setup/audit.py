@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +13,7 @@ import typer
 from fl_client.audit.file import rows_in
 from fl_client.errors import ConfigError, UsageError
 from fl_client.settings.config import load_config
+from fl_client.setup.settings_file import ConfigFile
 from fl_client.setup.units import CONFIG
 from fl_common.audit import AuditRow, ChainCheck, Head
 from fl_common.command_help import Group, examples
@@ -21,7 +22,6 @@ from fl_common.units import counted
 
 BROKEN = 1
 app = typer.Typer(cls=Group, no_args_is_help=True, help="List and verify what this device was asked to do and did.")
-Config = Annotated[Path, typer.Option(metavar="FILE", help="The daemon's settings.")]
 StateDirectory = Annotated[
     Path | None, typer.Option(metavar="DIR", help="The daemon's state directory, instead of its settings.")
 ]
@@ -29,7 +29,7 @@ StateDirectory = Annotated[
 
 @app.command("list", **examples("fl-client audit list --config client.toml --limit 20"))
 def list_rows(
-    config: Config = Path(CONFIG),
+    config: ConfigFile = Path(CONFIG),
     state_dir: StateDirectory = None,
     limit: Annotated[int, typer.Option(min=1, help="Number of rows, the newest.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, with the hashes.")] = False,
@@ -41,7 +41,7 @@ def list_rows(
 
 @app.command(**examples("fl-client audit verify --config client.toml"))
 def verify(
-    config: Config = Path(CONFIG),
+    config: ConfigFile = Path(CONFIG),
     state_dir: StateDirectory = None,
     head: Annotated[
         list[str] | None,
@@ -67,19 +67,15 @@ def verify(
 
 
 def _rows(config: Path, state_dir: Path | None) -> Iterator[AuditRow]:
+    """The rows on disk. A line that is none ends the command."""
     try:
         folder = load_config(config).state_dir if state_dir is None else state_dir
     except ConfigError as error:
         raise UsageError(str(error)) from None
     if not folder.is_dir():
         raise UsageError(f"{folder} is no directory: expected a daemon's state_dir")
-    return _readable(rows_in(folder))
-
-
-def _readable(rows: Iterable[AuditRow]) -> Iterator[AuditRow]:
-    """The rows. A line that is none ends the command."""
     try:
-        yield from rows
+        yield from rows_in(folder)
     except ValueError as error:
         print(str(error))
         raise typer.Exit(BROKEN) from None
@@ -89,13 +85,5 @@ def _readable(rows: Iterable[AuditRow]) -> Iterator[AuditRow]:
 
 def _line(row: AuditRow) -> str:
     when = datetime.fromtimestamp(row.time_us / 1e6, UTC).astimezone()
-    words = (
-        str(row.number),
-        f"{when:%Y-%m-%d %H:%M:%S}",
-        row.actor,
-        row.method,
-        row.subject or "-",
-        row.result,
-        row.detail,
-    )
-    return escaped("  ".join(words))
+    words = (row.actor, row.method, row.subject or "-", row.result, row.detail)
+    return escaped("  ".join((str(row.number), f"{when:%Y-%m-%d %H:%M:%S}", *words)))

@@ -27,7 +27,7 @@ from fl_client.setup.packages import app as packages_app
 from fl_client.setup.policy import app as policy_app
 from fl_client.setup.privacy import app as privacy_app
 from fl_client.setup.questions import DefaultAnswers, Flags, TerminalPrompts, collect_values
-from fl_client.setup.settings_file import save, settings_text
+from fl_client.setup.settings_file import ConfigFile, save, settings_text
 from fl_client.setup.units import CONFIG, UnitOptions, systemd_version, unit_files, write
 from fl_common.command_help import Group, examples, with_groups
 
@@ -126,7 +126,7 @@ def _values(config: Path, flags: Flags, *, ask: bool) -> dict[str, Any]:
 
 @app.command("doctor", **examples("fl-client doctor --config client.toml"))
 def doctor_command(
-    config: Annotated[Path, typer.Option(metavar="FILE", help="The daemon's settings.")] = Path(CONFIG),
+    config: ConfigFile = Path(CONFIG),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
     idle: Annotated[
         bool, typer.Option("--idle", help="Measure which silence a connection survives on its way: half a minute.")

@@ -8,22 +8,21 @@ from typing import Annotated
 
 import typer
 
-from fl_client.errors import StartError, UsageError
+from fl_client.errors import UsageError
 from fl_client.packages.held import HeldPackages
-from fl_client.policy.config import NO_POLICY, Policy, read_policy
-from fl_client.settings.config import load_config
+from fl_client.policy.config import Policy
+from fl_client.setup.settings_file import ConfigFile, read
 from fl_client.setup.units import CONFIG
 from fl_common.command_help import Group, examples
 from fl_common.packages import Manifest, PackageRefused
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Packages of task code: what came, and what may run.")
-_ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The daemon's settings.")]
 _Which = Annotated[str, typer.Argument(metavar="DIGEST", help="The digest, or how it begins.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 
 @app.command("list", **examples("fl-client packages list"))
-def list_packages(config: _ConfigFile = Path(CONFIG), as_json: _Json = False) -> None:
+def list_packages(config: ConfigFile = Path(CONFIG), as_json: _Json = False) -> None:
     """List the packages on this device, and whether they may run."""
     held, policy = _opened(config)
     rows = [(manifest, _state(held, manifest, policy)) for manifest in held.manifests()]
@@ -37,7 +36,7 @@ def list_packages(config: _ConfigFile = Path(CONFIG), as_json: _Json = False) ->
 
 
 @app.command(**examples("fl-client packages show sha256:3f9a"))
-def show(which: _Which, config: _ConfigFile = Path(CONFIG)) -> None:
+def show(which: _Which, config: ConfigFile = Path(CONFIG)) -> None:
     """Show what a package has, who signed it, and whether it may run."""
     held, policy = _opened(config)
     manifest = _found(held, which)
@@ -48,13 +47,13 @@ def show(which: _Which, config: _ConfigFile = Path(CONFIG)) -> None:
 
 
 @app.command(**examples("fl-client packages approve sha256:3f9a"))
-def approve(which: _Which, config: _ConfigFile = Path(CONFIG)) -> None:
+def approve(which: _Which, config: ConfigFile = Path(CONFIG)) -> None:
     """Let a package run, if the site's policy names its signers. A running daemon starts it within seconds."""
     _decide(config, which, may_run=True)
 
 
 @app.command(**examples("fl-client packages revoke sha256:3f9a"))
-def revoke(which: _Which, config: _ConfigFile = Path(CONFIG)) -> None:
+def revoke(which: _Which, config: ConfigFile = Path(CONFIG)) -> None:
     """Let a package run no more. A running daemon ends its process within seconds."""
     _decide(config, which, may_run=False)
 
@@ -70,11 +69,8 @@ def _decide(config: Path, which: str, *, may_run: bool) -> None:
 
 
 def _opened(config: Path) -> tuple[HeldPackages, Policy]:
-    try:
-        settings = load_config(config)
-        return HeldPackages(settings.state_dir), NO_POLICY if settings.policy is None else read_policy(settings.policy)
-    except StartError as error:
-        raise UsageError(str(error)) from None
+    settings, policy = read(config)
+    return HeldPackages(settings.state_dir), policy
 
 
 def _found(held: HeldPackages, which: str) -> Manifest:

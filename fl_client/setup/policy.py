@@ -14,10 +14,10 @@ from google.protobuf.json_format import MessageToDict
 
 from fl_client.errors import StartError, UsageError
 from fl_client.policy.budget import FILE, NAMES, DailyUsage
-from fl_client.policy.config import NO_POLICY, Policy, read_policy
+from fl_client.policy.config import Policy
 from fl_client.policy.rules import OrderedWork, Request, ShardSize, Verdict, day_verdicts, verdicts, work_of
-from fl_client.settings.config import ClientConfig, load_config
-from fl_client.setup.settings_file import toml
+from fl_client.settings.config import ClientConfig
+from fl_client.setup.settings_file import ConfigFile, read, toml
 from fl_client.setup.units import CONFIG
 from fl_client.storage.state import shard_file
 from fl_common.command_help import Group, examples
@@ -33,13 +33,12 @@ DEFAULT_ALGORITHM, DEFAULT_BATCH_SIZE, DEFAULT_EPOCHS = "fedcm", 32, 1
 """What a coordinator adds to a run's file without these values."""
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="The site's policy: its rules, and what they decide of a run.")
-_ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The daemon's settings.")]
 
 
 @app.command(**examples("fl-client policy show --config client.toml"))
-def show(config: _ConfigFile = Path(CONFIG)) -> None:
+def show(config: ConfigFile = Path(CONFIG)) -> None:
     """Print the rules of the policy file, and how much of the day's budget is used."""
-    settings, policy = _read(config)
+    settings, policy = read(config)
     if settings.policy is None:
         print(f"no policy: {config} does not name one, so this device accepts every run of its task")
         return
@@ -56,14 +55,14 @@ def show(config: _ConfigFile = Path(CONFIG)) -> None:
 @app.command(**examples("fl-client policy check run.toml --examples 1200"))
 def check(
     run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run's file, as `fl run create` takes it.")],
-    config: _ConfigFile = Path(CONFIG),
+    config: ConfigFile = Path(CONFIG),
     local_examples: Annotated[
         int | None,
         typer.Option("--examples", min=1, metavar="N", help="Examples of this device, in place of its shard's."),
     ] = None,
 ) -> None:
     """Say rule by rule whether this device accepts a run. Exit code 0: it does; 1: it refuses it; 2: no valid file."""
-    settings, policy = _read(config)
+    settings, policy = read(config)
     spec = _run_of(run)
     decisions = list(_verdicts(settings, policy, spec, local_examples or _shard_size(settings, spec.task.name)))
     for verdict in decisions:
@@ -137,14 +136,6 @@ def _algorithm(spec: training_pb2.AlgorithmSpec) -> Algorithm | None:
         return algorithms.build(spec.name or DEFAULT_ALGORITHM, **parameters)
     except (ValueError, TypeError, LookupError):
         return None
-
-
-def _read(config: Path) -> tuple[ClientConfig, Policy]:
-    try:
-        settings = load_config(config)
-        return settings, NO_POLICY if settings.policy is None else read_policy(settings.policy)
-    except StartError as error:
-        raise UsageError(str(error)) from None
 
 
 def _run_of(path: Path) -> admin_pb2.RunSpec:

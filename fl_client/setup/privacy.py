@@ -13,9 +13,9 @@ import typer
 
 from fl_client.audit.file import AuditFile, Entry
 from fl_client.errors import StartError, UsageError
-from fl_client.policy.config import NO_POLICY, read_policy
 from fl_client.privacy.files import AccountFiles
 from fl_client.settings.config import ClientConfig, load_config
+from fl_client.setup.settings_file import ConfigFile, read
 from fl_client.setup.units import CONFIG
 from fl_client.storage.state import StateDir
 from fl_common.command_help import Group, examples
@@ -25,14 +25,13 @@ from fl_common.units import counted
 app = typer.Typer()
 RESET = "privacy_account_reset"
 """Method of the audit log's row."""
-_ConfigFile = Annotated[Path, typer.Option(metavar="FILE", help="The daemon's settings.")]
 _Data = Annotated[str, typer.Option(metavar="NAME", help="The data of this name; without it, all other data.")]
 
 
 @app.callback(invoke_without_command=True, **{**examples("fl-client privacy --config client.toml"), "cls": Group})
 def show(
     context: typer.Context,
-    config: _ConfigFile = Path(CONFIG),
+    config: ConfigFile = Path(CONFIG),
     data: _Data = "",
     delta: Annotated[
         float | None, typer.Option(metavar="D", help="Of epsilon; default: the smallest that a run had.")
@@ -44,10 +43,9 @@ def show(
         return
     if delta is not None and not 0.0 < delta < 1.0:
         raise UsageError(f"--delta: expected a number over 0 and below 1, got {delta:g}")
+    settings, policy = read(config)
+    files = _files(settings, data)
     try:
-        settings = load_config(config)
-        policy = NO_POLICY if settings.policy is None else read_policy(settings.policy)
-        files = _files(settings, data)
         account, witness = files.read(), files.witness()
     except StartError as error:
         raise UsageError(str(error)) from None
@@ -84,7 +82,7 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
 
 @app.command(**examples("fl-client privacy reset --config client.toml --keep"))
 def reset(
-    config: _ConfigFile = Path(CONFIG),
+    config: ConfigFile = Path(CONFIG),
     data: _Data = "",
     keep: Annotated[
         bool, typer.Option("--keep", help="Go on with the privacy.json that is there, although it is an older copy.")

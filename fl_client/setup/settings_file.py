@@ -12,12 +12,14 @@ import textwrap
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
+import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from fl_client.errors import ConfigError, UsageError
+from fl_client.errors import ConfigError, StartError, UsageError
+from fl_client.policy.config import NO_POLICY, Policy, read_policy
 from fl_client.settings.config import ClientConfig, load_config
 from fl_client.storage.disk import write_whole
 
@@ -25,6 +27,18 @@ _HEAD = """# Settings of a daemon, made by `fl-client init`. A key after a # has
 # `fl-client doctor` checks whether a daemon can work with these settings.
 """
 _WIDTH = 118
+
+ConfigFile = Annotated[Path, typer.Option("--config", metavar="FILE", help="The daemon's settings.")]
+"""The option of the commands that read a daemon's settings."""
+
+
+def read(config: Path) -> tuple[ClientConfig, Policy]:
+    """A daemon's settings, and its site's policy. Raises UsageError."""
+    try:
+        settings = load_config(config)
+        return settings, NO_POLICY if settings.policy is None else read_policy(settings.policy)
+    except StartError as error:
+        raise UsageError(str(error)) from None
 
 
 def settings_text(values: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -34,7 +33,6 @@ from fl_client.training.results import Evaluation, PreparedWork, TrainingResult,
 from fl_client.training.rounded import wanted_metrics
 from fl_common.secure_aggregation.scalars import Measured
 from fl_tasks.batches import seed_everything
-from fl_tasks.data.forms import Data
 from fl_tasks.evaluation import totals
 from fl_tasks.new_model import new_model
 from fl_tasks.own_loop import own_loop
@@ -79,7 +77,7 @@ class Trainer:
         optimizers: classes of other packages for local steps.
         together: the processes that compute each batch together. None: this one alone.
         """
-        self._local, self._compute, self._optimizers = local, compute, optimizers
+        self.local, self._compute, self._optimizers = local, compute, optimizers
         self._together = together
         if model is None:
             model = LocalModel(lambda: new_model(local.task), lambda module: compute.prepared(module, local.device))
@@ -94,38 +92,8 @@ class Trainer:
 
     def serves(self, assignment: AnyAssignment) -> bool:
         """Whether this is the trainer of an assignment's task, and of its data if it names some."""
-        local = self._local
+        local = self.local
         return assignment.task == local.name and assignment.data in ("", local.data)
-
-    @property
-    def data_name(self) -> str:
-        """Name of the data; empty without one."""
-        return self._local.data
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Labels of the data, beside those of the device."""
-        return self._local.labels
-
-    @property
-    def data(self) -> Data:
-        """The training data of this device."""
-        return self._local.train
-
-    @property
-    def examples(self) -> int:
-        """Number of training examples of this device."""
-        return len(self._local.train)
-
-    @property
-    def own_batches(self) -> int:
-        """Batches of an epoch that the task makes itself; 0 if the run's batch size applies."""
-        return self._local.train.own_batches
-
-    @property
-    def held_out(self) -> int:
-        """Number of held-out examples of this device."""
-        return len(self._local.held_out)
 
     def layouts(self, assignment: AnyAssignment) -> Layouts:
         """The layouts of an assignment's bundles. The first call makes the model. Raises WorkFailed."""
@@ -150,7 +118,7 @@ class Trainer:
             with task_failures():
                 frozen = self._model.frozen
         except WorkFailed as error:
-            log.warning("model_not_made", task=self._local.name, reason=str(error))
+            log.warning("model_not_made", task=self.local.name, reason=str(error))
             return None
         if frozen is None:
             self._model.release()  # it is made again for the first work; an idle daemon needs no memory for it
@@ -223,7 +191,7 @@ class Trainer:
         context = self._context(
             local_model.direction(model, bundles, personal),
             client_states.state_of(algorithm, model, client_states.of_method(client_state), personal),
-            omega_of(algorithm, training, len(self._local.train)),
+            omega_of(algorithm, training, len(self.local.train)),
             local_model.optimizer_state(model, bundles, personal),
         )
         settings = settings_of(training, scaled_loss=self._compute.precision == "float16")
@@ -231,23 +199,23 @@ class Trainer:
         with task_failures():
             position = client_states.ReadPosition.of(client_state, training.seed) if training.continue_data else None
             start = (training.seed, 0) if position is None else (position.seed, position.batches)
-            own = self._local.task, self._local.train
+            own = self.local.task, self.local.train
             ordered = partial(ordered_data, *own, training, exchange, start, self._together)
             data, steps = ordered() if private is None else private.data_of(*own, training.seed)
-            if exchange.trains and (loop := own_loop(self._local.task)) is not None:
+            if exchange.trains and (loop := own_loop(self.local.task)) is not None:
                 payloads.check_loop(algorithm)
                 of_round = Round(assignment.key.round, context.direction, on_step, self._together)
-                data = replace(data, loop=OwnTraining(loop, model, self._local.train, training, of_round).run)
+                data = replace(data, loop=OwnTraining(loop, model, self.local.train, training, of_round).run)
         unsent = client_states.unsent_in(client_state, payloads.encoding_of(assignment))
         return PreparedWork(model, data, work, steps, buffers, unsent, position)
 
     def check_private(self, assignment: training_pb2.Assignment) -> None:
         """Raises WorkFailed for an assignment with privacy that this device cannot train without revealing more."""
-        if own_loop(self._local.task) is not None:
+        if own_loop(self.local.task) is not None:
             raise unsupported(
                 "privacy: expected a task without a training loop of its own, whose steps cannot be made private"
             )
-        check_private(assignment, self.method_of(assignment.training), self._local.train, self._get_model())
+        check_private(assignment, self.method_of(assignment.training), self.local.train, self._get_model())
 
     def finish(
         self, assignment: training_pb2.Assignment, ready: PreparedWork, computed: ClientUpdate, seconds: float
@@ -257,11 +225,11 @@ class Trainer:
 
     def examples_of(self, computed: ClientUpdate) -> int:
         """n_i of computed payloads."""
-        return computed.examples or len(self._local.train)
+        return computed.examples or len(self.local.train)
 
     def own_evaluation(self) -> training_pb2.EvaluationAssignment:
         """An evaluation of this device's task by its own code, without a model yet."""
-        local = self._local
+        local = self.local
         return training_pb2.EvaluationAssignment(task=local.name, fingerprint=local.fingerprint, data=local.data)
 
     def evaluate(
@@ -273,7 +241,7 @@ class Trainer:
         Raises WorkFailed as `train` does.
         """
         self.check_task(assignment)
-        if not len(self._local.held_out):
+        if not len(self.local.held_out):
             raise unsupported("expected held-out examples on this device, got none")
         evaluation = self._evaluated(assignment, bundles, client_state)
         averaged = bundles.get(tensor_pb2.RESOURCE_KIND_AVERAGED)
@@ -302,7 +270,7 @@ class Trainer:
         A device without held-out examples, or that cannot measure, contributes nothing, and trains all the same.
         """
         wanted = wanted_metrics(assignment)
-        if not wanted or not self.held_out:
+        if not wanted or not len(self.local.held_out):
             return Measured()
         evaluation = training_pb2.EvaluationAssignment(
             task=assignment.task, fingerprint=assignment.fingerprint, personal=assignment.personal, data=assignment.data
@@ -312,7 +280,7 @@ class Trainer:
         try:
             measured = self.evaluate(evaluation, bundles, client_state)
         except WorkFailed as error:
-            log.warning("received_model_not_measured", task=self._local.name, reason=str(error))
+            log.warning("received_model_not_measured", task=self.local.name, reason=str(error))
             return Measured()
         return Measured(None, measured.examples, measured.metrics)
 
@@ -323,17 +291,17 @@ class Trainer:
         model, _, _ = self._load(assignment, bundles, personal)
         metrics, sums = self._measured(model)
         if not personal:
-            return Evaluation(len(self._local.held_out), metrics, {}, sums)
+            return Evaluation(len(self.local.held_out), metrics, {}, sums)
         without = metrics, sums
         client_states.load_personal(model, personal, client_state, pb.FAILURE_REASON_LAYOUT)
         metrics, sums = self._measured(model) if client_state is not None else without
-        return Evaluation(len(self._local.held_out), metrics, without[0], sums, without[1])
+        return Evaluation(len(self.local.held_out), metrics, without[0], sums, without[1])
 
     def _measured(self, model: nn.Module) -> tuple[dict[str, float], list[PlainSum]]:
         """The metrics, and the sums of those that are no means, whose values for this device may be unknown."""
         with task_failures():
-            measured = totals(self._local.task, model, self._local.held_out)
-            values = finite_values_of(self._local.task, measured.sums)
+            measured = totals(self.local.task, model, self.local.held_out)
+            values = finite_values_of(self.local.task, measured.sums)
         bad = [f"{name} = {value}" for name, value in measured.means.items() if not math.isfinite(value)]
         bad += [f"the sums of {metric}" for (metric, _), sums in measured.sums.items() if not np.isfinite(sums).all()]
         if bad:
@@ -344,7 +312,7 @@ class Trainer:
         """The method that an assignment names. Raises WorkFailed if this device does not have the same."""
         named = tuple(part.SerializeToString(deterministic=True) for part in (training.algorithm, training.optimizer))
         if self._method is None or self._method[0] != named:
-            self._method = named, payloads.method_of(training, self._local.methods, self._optimizers)
+            self._method = named, payloads.method_of(training, self.local.methods, self._optimizers)
         return self._method[1]
 
     def exchange_of(self, assignment: training_pb2.Assignment) -> Exchange:
@@ -361,8 +329,8 @@ class Trainer:
         task, fingerprint = assignment.task, assignment.fingerprint
         if not self.serves(assignment):
             came = f"{task}@{assignment.data}" if assignment.data else task
-            raise unsupported(f"expected task {self._local.title!r}, got {came!r}")
-        here = self._local.fingerprint
+            raise unsupported(f"expected task {self.local.title!r}, got {came!r}")
+        here = self.local.fingerprint
         if fingerprint != here:
             raise WorkFailed(
                 pb.FAILURE_REASON_FINGERPRINT,
@@ -389,7 +357,7 @@ class Trainer:
 
     def _context(self, direction: Tensors | None, state: Memory, omega: float, optimizer: Memory) -> ClientContext:
         """Direction, client state and weight at the beginning of the exchange, on the model's device."""
-        device = self._local.device
+        device = self.local.device
         return ClientContext(
             None if direction is None else _moved(direction, device),
             {symbol: _moved(tensors, device) for symbol, tensors in state.items()},

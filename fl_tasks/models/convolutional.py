@@ -32,17 +32,17 @@ def _dense(*sizes: int) -> list[nn.Module]:
     return layers[:-1]
 
 
+def _convolved(*channels: int, kernel: int, padding: int = 0) -> list[nn.Module]:
+    """Convolutions between these channels, each with ReLU and a pool of 2."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(channels):
+        layers += [nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+    return layers
+
+
 def lenet(num_classes: int = 10) -> nn.Module:
     """The LeNet-like net of FedDyn (Acar et al., ICLR 2021) for [n, 3, 32, 32]. 797,962 parameters for 10 classes."""
-    return nn.Sequential(
-        nn.Conv2d(3, 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        *_dense(1600, 384, 192, num_classes),
-    )
+    return nn.Sequential(*_convolved(3, 64, 64, kernel=5), *_dense(1600, 384, 192, num_classes))
 
 
 def tutorial_cnn(num_classes: int = 10) -> nn.Module:
@@ -71,19 +71,9 @@ def emnist_cnn(num_classes: int = 62) -> nn.Module:
 
     1,206,590 parameters for 62 classes, 1,199,882 for 10.
     """
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 3),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Dropout(0.25),
-        nn.Flatten(),
-        nn.Linear(9216, 128),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Linear(128, num_classes),
-    )
+    convolved = nn.Conv2d(1, 32, 3), nn.ReLU(), *_convolved(32, 64, kernel=3)
+    dense = nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, num_classes)
+    return nn.Sequential(*convolved, nn.Dropout(0.25), nn.Flatten(), *dense)
 
 
 def femnist_cnn(num_classes: int = 62, units: int = 2048) -> nn.Module:
@@ -91,15 +81,7 @@ def femnist_cnn(num_classes: int = 62, units: int = 2048) -> nn.Module:
 
     6,603,710 parameters for 62 classes. The Demon paper prints 2,028 units (6,539,730 parameters), probably a misprint.
     """
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        *_dense(3136, units, num_classes),
-    )
+    return nn.Sequential(*_convolved(1, 32, 64, kernel=5, padding=2), *_dense(3136, units, num_classes))
 
 
 def celeba_cnn(num_classes: int = 2, blocks: int = 4, batch_norm: bool = False) -> nn.Module:
@@ -119,27 +101,13 @@ def celeba_cnn(num_classes: int = 2, blocks: int = 4, batch_norm: bool = False) 
 
 def digits_cnn(num_classes: int = 10) -> nn.Module:
     """For [n, 1, 8, 8]: two padded 3x3 convolutions, 16 and 32 channels, pool, 512-32-10. 21,546 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        *_dense(512, 32, num_classes),
-    )
+    first = nn.Conv2d(1, 16, 3, padding=1), nn.ReLU()
+    return nn.Sequential(*first, *_convolved(16, 32, kernel=3, padding=1), *_dense(512, 32, num_classes))
 
 
 def grey_cnn(num_classes: int = 10) -> nn.Module:
     """For [n, 1, 28, 28]: two 5x5 convolutions, 16 and 32 channels, each pooled, 512-128-10. 80,202 parameters."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        *_dense(512, 128, num_classes),
-    )
+    return nn.Sequential(*_convolved(1, 16, 32, kernel=5), *_dense(512, 128, num_classes))
 
 
 def grey_cnn_small(num_classes: int = 10) -> nn.Module:
@@ -153,11 +121,5 @@ def colour_cnn_small(num_classes: int = 10) -> nn.Module:
 
 
 def _strided(channels: int, features: int, num_classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 5, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 5, stride=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(features, num_classes),
-    )
+    convolved = nn.Conv2d(channels, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 5, stride=2), nn.ReLU()
+    return nn.Sequential(*convolved, *_dense(features, num_classes))

@@ -58,7 +58,7 @@ class Assigned:
         if not self.assignment.training.HasField("privacy"):
             return None
         applied = applied_to(self.assignment.training)
-        data = private_data(self.trainer.data)
+        data = private_data(self.trainer.local.train)
         return private_work(self.assignment, bundles, data, simulated_secret(self.client), applied)
 
     def prepare(self, bundles: Bundles) -> PreparedWork:
@@ -121,13 +121,13 @@ class ClientWork:
         )
         if trained.next_state is not None:
             self._context.states.put_next(assigned.client, trained.next_state)
-        trainer = assigned.trainer
+        data = assigned.trainer.local.train
         return Trained(
             assigned.client,
             trained.update.header,
             path,
-            trainer.examples,
-            trainer.own_batches,
+            len(data),
+            data.own_batches,
             self._content(assigned, path),
         )
 

@@ -97,8 +97,8 @@ class Groups:
             members,
             assigned[0].assignment,
             works[0],
-            [trainer.examples for trainer in trainers],
-            [trainer.own_batches for trainer in trainers],
+            [len(trainer.local.train) for trainer in trainers],
+            [trainer.local.train.own_batches for trainer in trainers],
             [*zip(assigned, works, strict=True)],
         )
 
