@@ -59,6 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _main(arguments: list[str]) -> int:
     from fl_client.errors import StartError
     from fl_client.settings.config import load_config
+    from fl_common.settings import SettingsError
     from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
     first, *overrides = settings_files(
@@ -77,7 +78,7 @@ def _main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _exit)  # until the event loop installs its own handlers
     try:
         return _run(load_config(first, overrides))
-    except StartError as error:
+    except (StartError, SettingsError) as error:
         print(f"fl-client: {error}", file=sys.stderr)
         return CANNOT_START
 

@@ -24,11 +24,11 @@ from fl_client.connection.certificates import Certificates
 from fl_client.connection.link import Link, RetryDelays
 from fl_client.connection.reconnect import Endpoint
 from fl_client.connection.session_manager import SessionManager
-from fl_client.connection.transport import Connection, GrpcEnrollment, GrpcTransport
+from fl_client.connection.transport import GrpcEnrollment, GrpcTransport
 from fl_client.daemon import Daemon
 from fl_client.enrollment.folder import CertificateFolder
 from fl_client.enrollment.renewal import CertificateRenewal, Means
-from fl_client.errors import StartError, StateError, TransportError
+from fl_client.errors import StateError, TransportError
 from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.gates.conditions import HostState, make_gates
 from fl_client.gates.gate_set import GateSet
@@ -43,7 +43,7 @@ from fl_client.privacy.charging import PrivacyCharging
 from fl_client.privacy.files import AccountFiles
 from fl_client.ranks.daemon import Ranks
 from fl_client.secure_aggregation.members import FOLDER, Members
-from fl_client.secure_aggregation.participant import Certified, Participant
+from fl_client.secure_aggregation.participant import Participant
 from fl_client.settings import device as devices
 from fl_client.settings.config import ClientConfig
 from fl_client.settings.identity import identity_of
@@ -56,10 +56,11 @@ from fl_client.training.methods import load_optimizers_of, offers
 from fl_client.training.trainer import Trainer
 from fl_client.training.worker import Worker
 from fl_common.allocator import keep_freed_memory
+from fl_common.certificates.pem import Pem
 from fl_common.files import restrict_permissions
 from fl_common.metrics import package_version
 from fl_common.proxies import proxy_for
-from fl_common.settings import SettingsError, split_address
+from fl_common.settings import split_address
 from fl_common.tracing.opening import open_traces
 from fl_common.tracing.traces import UNTRACED, Traces
 from protos.encodings import ENCODINGS
@@ -74,6 +75,7 @@ def run(config: ClientConfig, progress: Progress) -> bool:
 
     Raises:
         StartError: it cannot start.
+        SettingsError: tracing is configured and not possible.
     """
     client_id, metrics = identity_of(config), Metrics()
     with ExitStack() as held:
@@ -86,7 +88,7 @@ def run(config: ClientConfig, progress: Progress) -> bool:
             state.claim_data(served.data)
         if config.metrics_listen is not None:
             held.enter_context(metrics.serve(*split_address(config.metrics_listen)))
-        traces = _traces()
+        traces = open_traces("fl-client")
         held.callback(traces.close)
         device = devices.choose(config.device)
         keep_freed_memory()
@@ -143,7 +145,7 @@ class Instruments:
     traces: Traces = UNTRACED
     threads: Callable[..., Executor] = ThreadPoolExecutor
     """Makes the pools of the daemon's threads."""
-    transport: Callable[..., Connection] = GrpcTransport
+    transport: Callable[..., GrpcTransport] = GrpcTransport
     """Makes a connection to the coordinator."""
     trainers: Sequence[Trainer] = ()
     """The trainers with the models that the registration describes, one for each task. None: some without models."""
@@ -203,11 +205,11 @@ def _released(config: ClientConfig, state: StateDir) -> Taken | None:
     return Taken(releases, folder, config.labels, config.max_bundle_bytes)
 
 
-def _certified(config: ClientConfig) -> Certified | None:
+def _certified(config: ClientConfig) -> Pem | None:
     """The certificate files of this device now: they may have been renewed."""
     if (tls := config.tls) is None:
         return None
-    return Certified(tls.cert.read_bytes(), tls.key.read_bytes(), tls.ca.read_bytes())
+    return Pem(tls.cert.read_bytes(), tls.key.read_bytes(), tls.ca.read_bytes())
 
 
 async def _until_signal(
@@ -242,7 +244,7 @@ class DaemonEndpoint(Endpoint):
         if config.tls is not None:
             self.certificates = Certificates(config.tls, identity_of(config), instruments.metrics, instruments.delays)
 
-    def connect(self) -> Connection:
+    def connect(self) -> GrpcTransport:
         """See Endpoint."""
         pem, site = None, self._services.policy
         if self.certificates is None:
@@ -317,14 +319,6 @@ def _trainer(config: ClientConfig, local: LocalTask, held: ExitStack | None) -> 
     ranks = Ranks(config, size, local.device)
     held.callback(ranks.close)
     return Trainer(local, compute=compute, optimizers=optimizers, together=ranks)
-
-
-def _traces() -> Traces:
-    """Raises StartError where tracing is configured and not possible."""
-    try:
-        return open_traces("fl-client")
-    except SettingsError as error:
-        raise StartError(str(error)) from None
 
 
 def _registration(config: ClientConfig, tasks: Sequence[LocalTask]) -> pb.RegisterRequest:

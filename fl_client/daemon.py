@@ -45,19 +45,11 @@ class Daemon:
                 running = tasks.create_task(packages.run())
                 await packages.begin(stop)
                 attending = tasks.create_task(self._sessions.run(assignments))
-                reporting = [
-                    tasks.create_task(work)
-                    for work in (
-                        availability.run(),
-                        availability.report_changes(link),
-                        state.watch(),
-                        policy.run(),
-                    )
-                ]
-                reporting.append(tasks.create_task(deadline.watch(self._services.worker, availability)))
+                reports = [availability.run(), availability.report_changes(link), state.watch(), policy.run()]
+                reports.append(deadline.watch(self._services.worker, availability))
                 if self._renewal is not None:
-                    reporting.append(tasks.create_task(self._renewal.run()))
-                reporting.append(running)
+                    reports.append(self._renewal.run())
+                reporting = [*map(tasks.create_task, reports), running]
                 await stop.wait()
                 for task in reporting:
                     task.cancel()  # from here on only the goodbye reports the availability
@@ -83,4 +75,4 @@ class Daemon:
         request = pb.ReportStatusRequest(session_id=session.id, availability=stopping)
         with suppress(TransportError, TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
-                await session.connection.report_status(request)
+                await session.connection.call(request, pb.ReportStatusResponse)

@@ -47,18 +47,13 @@ def escaped(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(
-        character if character.isprintable() or character in keep else _escape(character) for character in text
-    )
+    kept = (it if it.isprintable() or it in keep else it.encode("unicode_escape").decode("ascii") for it in text)
+    return "".join(kept)
 
 
 def shortened(text: str, most: int = MAX_CHARACTERS) -> str:
     """The text, or its first `most` characters and the number of those that follow."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} characters more)"
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 @dataclass(slots=True)

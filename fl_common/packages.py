@@ -19,6 +19,7 @@ import re
 import stat
 import zipfile
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationError
@@ -50,14 +51,6 @@ class PackageRefused(Exception):
         """A word for the rule."""
 
 
-def _signer(value: str) -> str:
-    return check_signer(value)
-
-
-def _name(value: str) -> str:
-    return check_id("the name of a package", value)
-
-
 def _wheel_name(value: str) -> str:
     if not _WHEEL.fullmatch(value) or len(value) > 256:
         raise ValueError(f"expected the file name of a wheel, got {value!r:.100}")
@@ -71,17 +64,17 @@ class Signed(Section):
     size: int = Field(ge=1)
     """Bytes."""
     digest: Annotated[str, Field(pattern=_DIGEST)]
-    signer: Annotated[str, AfterValidator(_signer)]
+    signer: Annotated[str, AfterValidator(check_signer)]
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
 
 class Manifest(Section):
     """What a package has. The first wheel is that of the task, the others are its dependencies."""
 
-    name: Annotated[str, AfterValidator(_name)]
+    name: Annotated[str, AfterValidator(partial(check_id, "the name of a package"))]
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9._!+-]{1,64}$")]
     wheels: list[Signed] = Field(min_length=1, max_length=MOST_WHEELS)
-    signer: Annotated[str, AfterValidator(_signer)]
+    signer: Annotated[str, AfterValidator(check_signer)]
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Annotated, Literal, Self, get_args
 
 from blake3 import blake3
@@ -34,11 +35,7 @@ Form = Literal["whole", "adapter", "onnx"]
 FORMS: tuple[str, ...] = get_args(Form)
 
 
-def _id(value: str) -> str:
-    return check_id("a name in the description of a release", value)
-
-
-Id = Annotated[str, AfterValidator(_id)]
+Id = Annotated[str, AfterValidator(partial(check_id, "a name in the description of a release"))]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """BLAKE3-256 in hex."""
 

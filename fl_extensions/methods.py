@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.optim import Optimizer
@@ -27,30 +26,14 @@ class NotListed(fl.AlgorithmError):
     """This machine's configuration does not list the `module:attribute`. Nothing was imported."""
 
 
-METHODS = Kind(
-    "algorithm",
-    "impetus.algorithms",
-    example="my_methods:sign_momentum",
-    error=fl.AlgorithmError,
-    not_listed=NotListed,
-    built_in=dict.fromkeys(fl.names(), ""),
-)
-REDUCERS = Kind(
-    "reducer",
-    "impetus.reducers",
-    example="my_reducers:geometric_median",
-    error=fl.AlgorithmError,
-    not_listed=NotListed,
-    built_in=dict.fromkeys(fl.BUILT_IN_REDUCERS, ""),
-)
-STALENESS = Kind(
-    "staleness",
-    "impetus.staleness",
-    example="my_rules:halving",
-    error=fl.AlgorithmError,
-    not_listed=NotListed,
-    built_in=dict.fromkeys(fl.BUILT_IN_STALENESS, ""),
-)
+def _kind(noun: str, group: str, example: str, built_in: Iterable[str]) -> Kind:
+    return Kind(noun, group, example, fl.AlgorithmError, NotListed, dict.fromkeys(built_in, ""))
+
+
+METHODS = _kind("algorithm", "impetus.algorithms", "my_methods:sign_momentum", fl.names())
+REDUCERS = _kind("reducer", "impetus.reducers", "my_reducers:geometric_median", fl.BUILT_IN_REDUCERS)
+STALENESS = _kind("staleness", "impetus.staleness", "my_rules:halving", fl.BUILT_IN_STALENESS)
+OPTIMIZERS = replace(_kind("optimizer", "impetus.optimizers", "my_optimizers:Sophia", BUILT_IN), classes=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +92,6 @@ def _load(
         )
     version = getattr(sys.modules[getattr(builder, "__module__", "")], "__version__", "")
     return Code(name, version if isinstance(version, str) else "", f"sha256:{digest}")
-
-
-OPTIMIZERS = Kind(
-    "optimizer",
-    "impetus.optimizers",
-    example="my_optimizers:Sophia",
-    error=AlgorithmError,
-    not_listed=NotListed,
-    built_in=MappingProxyType(dict.fromkeys(BUILT_IN, "")),
-    classes=True,
-)
 
 
 def load_optimizers(listed: Iterable[str]) -> Known:

@@ -23,14 +23,13 @@ from fl_tasks.naming import BUILT_IN, TaskNotListed
 from fl_tasks.own_loop import TrainContext, TrainReport
 from fl_tasks.partitioning.file import Partition, load_partition, save_partition
 from fl_tasks.partitioning.partition import (
-    PartitionSpec,
     make_partition,
     partition_task,
     training_groups,
     training_labels,
     training_size,
 )
-from fl_tasks.torchvision_compat import declare_missing_operators
+from fl_tasks.partitioning.spec import PartitionSpec
 
 __all__ = [
     "BUILT_IN",
@@ -58,7 +57,3 @@ __all__ = [
     "training_labels",
     "training_size",
 ]
-
-# Before a task's module is imported, here or in a process that reads its data: it may import torchvision itself, or
-# through peft or transformers.
-declare_missing_operators()

@@ -2,9 +2,9 @@
 
 With such a build (a vendor's or a newer torch) `import torchvision` fails with "operator torchvision::nms does not
 exist", because it registers implementations for undeclared operators. Data sets and models do not use these operators.
-So the package `fl_tasks` declares their schemas when it is imported, before a task, or a library such as peft or
-transformers, imports torchvision. Calling such an operator still fails. torchvision itself is not imported, which would
-cost a second and 85 MB.
+So `fl_tasks.data.reading`, which the package imports, declares their schemas before a task, or a library such as peft
+or transformers, imports torchvision. Calling such an operator still fails. torchvision itself is not imported, which
+would cost a second and 85 MB.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import ModuleType
 
 import torch
 
-from fl_tasks.base import TaskError
+from fl_tasks.errors import TaskError
 
 SCHEMAS = {
     "torchvision::nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

@@ -16,36 +16,21 @@ import torch
 from torch import Tensor
 
 from protos.buffers import zeros
-from protos.chunks import (
-    Buffer,
-    ChunkError,
-    check_chunk,
-    chunk_spans,
-    encode_chunk,
-    encode_fetch_header,
-    make_chunk,
-)
-from protos.digests import digest_bytes, digest_message, digest_of, digest_text, parse_digest_text
+from protos.chunks import Buffer
+from protos.digests import digest_bytes, digest_message, digest_of, digest_text
 from protos.layout import Entry, Layout, LayoutError
 
 __all__ = [
     "Buffer",
-    "ChunkError",
     "Entry",
     "Layout",
     "LayoutError",
-    "check_chunk",
     "check_tensors",
-    "chunk_spans",
     "digest_bytes",
     "digest_message",
     "digest_of",
     "digest_text",
-    "encode_chunk",
-    "encode_fetch_header",
-    "make_chunk",
     "pack",
-    "parse_digest_text",
     "pieces_of",
     "unpack",
     "views",

@@ -38,14 +38,6 @@ def digest_text(raw: bytes) -> str:
     return _DIGEST_PREFIX + _checked_digest(raw).hex()
 
 
-def parse_digest_text(text: str) -> bytes:
-    """The 32 bytes of a text from `digest_text`. Raises ValueError for any other text."""
-    digits = text.removeprefix(_DIGEST_PREFIX)
-    if text.startswith(_DIGEST_PREFIX) and len(digits) == 2 * _DIGEST_BYTES and set(digits) <= set("0123456789abcdef"):
-        return bytes.fromhex(digits)
-    raise ValueError(f"expected {_DIGEST_PREFIX!r} and 64 lower-case hex digits, got {text[:80]!r}")
-
-
 def _checked_digest(raw: bytes) -> bytes:
     if len(raw) != _DIGEST_BYTES:
         raise ValueError(f"expected a digest of {_DIGEST_BYTES} bytes, got {len(raw)}")

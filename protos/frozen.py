@@ -25,10 +25,7 @@ def frozen_resource(frozen: Mapping[str, Tensor]) -> Resource | None:
     layout = Layout.of(frozen)
     digest = digest_of(layout.table, pieces=pieces_of(frozen, layout))
     return Resource(
-        kind=RESOURCE_KIND_FROZEN,
-        digest=digest_message(digest),
-        size_bytes=layout.size_bytes,
-        encoding=ENCODING_PLAIN,
+        kind=RESOURCE_KIND_FROZEN, digest=digest_message(digest), size_bytes=layout.size_bytes, encoding=ENCODING_PLAIN
     )
 
 

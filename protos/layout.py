@@ -11,6 +11,7 @@ from torch import Tensor
 
 from protos.digests import digest_of
 from protos.fl.v1 import tensor_pb2
+from protos.wire import filled
 
 _DTYPES: dict[tensor_pb2.DType, torch.dtype] = {
     tensor_pb2.DTYPE_FLOAT32: torch.float32,
@@ -97,16 +98,7 @@ class Layout:
 
     def to_manifest(self) -> tensor_pb2.Manifest:
         """The layout as a message, with plain encoding."""
-        specs = [
-            tensor_pb2.TensorSpec(
-                name=entry.name,
-                dtype=_WIRE_DTYPES[entry.dtype],
-                shape=entry.shape,
-                offset=entry.offset,
-                trainable=entry.trainable,
-            )
-            for entry in self.entries
-        ]
+        specs = [filled(tensor_pb2.TensorSpec, entry, dtype=_WIRE_DTYPES[entry.dtype]) for entry in self.entries]
         return tensor_pb2.Manifest(tensors=specs, size_bytes=self.size_bytes, encoding=tensor_pb2.ENCODING_PLAIN)
 
     @staticmethod

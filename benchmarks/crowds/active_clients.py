@@ -21,7 +21,8 @@ import structlog
 
 from benchmarks.constant_task import STEP
 from benchmarks.floors import DOWN, UP, chunks_of
-from protos.codec import chunk_spans, digest_message, digest_of, encode_chunk
+from protos.chunks import chunk_spans, encode_chunk
+from protos.codec import digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2 as training
 from protos.wire import CHUNK_BYTES, PROTOCOL_MAX, PROTOCOL_MIN, client_options

@@ -26,7 +26,8 @@ from algorithms.optimizers.spec import OptimizerSpec
 from algorithms.optimizers.steps import LocalOptimizer
 from fl_tasks.base import Shard
 from fl_tasks.built_in.digits import Digits
-from fl_tasks.partitioning.partition import PartitionSpec, make_partition
+from fl_tasks.partitioning.partition import make_partition
+from fl_tasks.partitioning.spec import PartitionSpec
 
 VARIANTS = ("none", "plain", "rescaled", "gradient", "movement")
 CLIENTS, COHORT, EPOCHS, BATCH = 20, 4, 2, 16

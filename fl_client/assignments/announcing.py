@@ -11,7 +11,6 @@ import json
 import os
 import signal
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from fl_client.settings.config import ReleasesConfig
@@ -35,7 +34,7 @@ async def announced(model: str, installed: Installed | None, taken: Taken) -> No
     await asyncio.to_thread(taken.folder.note_announced, model, None)
     if config.announce is not None:
         content = json.dumps(await asyncio.to_thread(_announcement, taken), indent=1).encode()
-        await asyncio.to_thread(partial(write_whole, config.announce, [content], durable=True))
+        await asyncio.to_thread(write_whole, config.announce, [content], durable=True)
     if config.hook:
         await _call(config, model, installed)
     await asyncio.to_thread(taken.folder.note_announced, model, version)

@@ -14,7 +14,7 @@ from fl_client.assignments.deadline import DeadlineTimer
 from fl_client.assignments.reports import FailureReports, submit
 from fl_client.audit.log import DeviceAudit, note_assigned, note_evaluation, subject_of
 from fl_client.connection.bundles.cache import BundleCache
-from fl_client.connection.link import Link, Session
+from fl_client.connection.link import Link
 from fl_client.connection.messages import log_text
 from fl_client.errors import (
     ClientError,
@@ -292,12 +292,7 @@ class AssignmentExecutor:
 
         request = evaluation.report()
         request.key.CopyFrom(assignment.key)
-
-        async def report(session: Session) -> None:
-            request.session_id = session.id
-            await session.connection.report_evaluation(request)
-
-        await services.link.call_with_retry(report)
+        await services.link.ask(request, pb.ReportEvaluationResponse)
         detail = f"{counted(evaluation.examples, 'example')}, sent {evaluation.sent()}"
         services.audit.note("evaluated", subject_of(key), detail=detail)
         log.info("evaluated", **key_fields(key), examples=evaluation.examples, metrics=evaluation.metrics)

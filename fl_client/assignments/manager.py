@@ -50,18 +50,13 @@ class AssignmentManager:
     def __init__(self, services: Services, tasks: asyncio.TaskGroup) -> None:
         self._failures = FailureReports(services.link, services.availability)
         self._executor = AssignmentExecutor(services, self._failures)
-        self._limits, self._attended, self._audit = services.limits, False, services.audit
-        self._disk, self._storage = services.disk, services.storage
-        self._state, self._secure = services.state, services.secure
-        self._metrics, self._progress = services.metrics, services.progress
-        self._packages = services.packages
-        self._tasks = tasks
+        self._services, self._tasks, self._attended = services, tasks, False
         self._training: Jobs = {}
         self._evaluating: Jobs = {}
         self._stopped = False
         self._changes = asyncio.Semaphore(MAX_CHANGES)
         self._reporting = tasks.create_task(self._failures.run())
-        self._releases = Releases(services, self._executor.compute, tasks)
+        self._releases = Releases(services, self._executor, tasks)
 
     def handle(self, event: pb.AttendResponse) -> None:
         """Act on one event. An event that is not valid is ignored."""
@@ -69,10 +64,10 @@ class AssignmentManager:
         try:
             self._handle(event)
         except InvalidEvent as error:
-            self._metrics.ignored.inc()
+            self._services.metrics.ignored.inc()
             log.warning("event_ignored", kind=kind, reason=log_text(str(error)))
         except Exception:  # a fault of the daemon must not end it: it has other events to handle
-            self._metrics.ignored.inc()
+            self._services.metrics.ignored.inc()
             log.exception("event_broken", kind=kind)
 
     async def ready(self) -> None:
@@ -102,7 +97,7 @@ class AssignmentManager:
     def _take_offer(self, event: pb.AttendResponse) -> None:
         """A released model or a package, which this device fetches if its owner lets it."""
         if event.HasField("package"):
-            self._packages.offered(event.package)
+            self._services.packages.offered(event.package)
         elif not self._stopped:
             self._releases.order(event.release)
 
@@ -111,20 +106,20 @@ class AssignmentManager:
 
         So a daemon that was away while its round ended learns that its update is not needed any more.
         """
-        saved = await self._disk.run(self._storage.pending_keys)
+        saved = await self._services.disk.run(self._services.storage.pending_keys)
         in_training = self._training.keys() - {key_of(key) for key in saved}
         return saved + [message_of(key) for key in sorted(in_training)]
 
     async def client_states(self) -> list[pb.HeldState]:
         """The runs with a client state."""
-        return await self._disk.run(self._storage.held_states)
+        return await self._services.disk.run(self._services.storage.held_states)
 
     def attached(self) -> None:
         """The coordinator's stream is open."""
         self._set_attended(True)
-        self._metrics.attached.set(1)
-        self._metrics.refused.set(0)
-        self._metrics.connects.labels("attached").inc()
+        self._services.metrics.attached.set(1)
+        self._services.metrics.refused.set(0)
+        self._services.metrics.connects.labels("attached").inc()
         self._show_idle("waiting for work")
 
     def disconnected(self, *, refused: bool) -> None:
@@ -132,10 +127,10 @@ class AssignmentManager:
 
         refused: the coordinator refuses this device: it is banned, or its certificate is revoked.
         """
-        self._metrics.refused.set(int(refused))
+        self._services.metrics.refused.set(int(refused))
         self._set_attended(False)
-        self._metrics.attached.set(0)
-        self._metrics.connects.labels("failed").inc()
+        self._services.metrics.attached.set(0)
+        self._services.metrics.connects.labels("failed").inc()
         self._show_idle("not connected, trying again")
 
     def stop(self) -> None:
@@ -151,7 +146,7 @@ class AssignmentManager:
         if self._stopped:
             return
         key, digest = checked_key(assignment.key), work_digest(assignment)
-        seconds = seconds_for(assignment, self._limits.max_seconds)
+        seconds = seconds_for(assignment, self._services.limits.max_seconds)
         if (job := jobs.get(key)) is not None:
             if job.work_digest == digest:
                 job.timer.restart(seconds)
@@ -172,7 +167,7 @@ class AssignmentManager:
 
     def _limit(self, jobs: Jobs) -> None:
         """Give up the oldest assignments beyond the limit: a coordinator needs the newest."""
-        limit = self._limits.max_assignments
+        limit = self._services.limits.max_assignments
         while len(jobs) > limit:
             key = next(iter(jobs))
             job = jobs.pop(key)
@@ -206,10 +201,10 @@ class AssignmentManager:
         """
         if (job := self._training.get(key)) is not None:
             job.task.cancel()
-        self._secure.forget(key)
-        self._change_later(self._storage.drop, key)
+        self._services.secure.forget(key)
+        self._change_later(self._services.storage.drop, key)
         log.info("cancelled", **key_fields(key), reason=reason)
-        self._audit.note("cancelled", subject_of(key), reason.lower())
+        self._services.audit.note("cancelled", subject_of(key), reason.lower())
 
     def _settle(self, outcome: training_pb2.Outcome) -> None:
         """Handle the outcome of an update, which ends its work.
@@ -217,13 +212,13 @@ class AssignmentManager:
         Work that counts may have been assigned once more before, to a device that came back: it is over as well.
         """
         key = checked_outcome(outcome)
-        self._secure.forget(key)
+        self._services.secure.forget(key)
         if key in self._training:
             self._training[key].task.cancel()
-        self._change_later(self._storage.settle, outcome)
+        self._change_later(self._services.storage.settle, outcome)
         reason = None if outcome.counted else name_of(training_pb2.RefusalReason, outcome.reason)
         log.info("outcome", **key_fields(key), counted=outcome.counted, reason=reason)
-        self._audit.note("outcome", subject_of(key), "counted" if reason is None else reason.lower())
+        self._services.audit.note("outcome", subject_of(key), "counted" if reason is None else reason.lower())
 
     def _end_run(self, run_id: str) -> None:
         """End the work of a run, and remove its files."""
@@ -231,9 +226,9 @@ class AssignmentManager:
             for key, job in jobs.items():
                 if key[0] == run_id:
                     job.task.cancel()
-        self._change_later(self._storage.end_run, run_id)
+        self._change_later(self._services.storage.end_run, run_id)
         log.info("run_ended", run=run_id)
-        self._audit.note("run_ended", run_id)
+        self._services.audit.note("run_ended", run_id)
 
     def _change_later(self, change: Callable[[T], None], argument: T) -> None:
         """Change the files on disk, after all changes that were requested before."""
@@ -242,7 +237,7 @@ class AssignmentManager:
     async def _change(self, change: Callable[[T], None], argument: T) -> None:
         async with self._changes:
             try:
-                await self._state.run(change, argument)
+                await self._services.state.run(change, argument)
             except OSError as error:  # the run's next assignment repeats which update has counted
                 log.error("state_dir_failed", change=change.__name__, reason=str(error))
             except Exception:  # a fault of the daemon must not end it: it trains for other rounds too
@@ -250,4 +245,4 @@ class AssignmentManager:
 
     def _show_idle(self, activity: str) -> None:
         if not self._training and not self._evaluating:
-            self._progress.show(activity)
+            self._services.progress.show(activity)

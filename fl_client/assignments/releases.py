@@ -7,19 +7,18 @@ again; another process begins with what is on the disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import structlog
 from blake3 import blake3
 
 from fl_client.assignments.announcing import NotTaken, announced
 from fl_client.assignments.checks import InvalidEvent
-from fl_client.assignments.executor import Services
+from fl_client.assignments.executor import AssignmentExecutor, Services
 from fl_client.connection.bundles.download import Download, ExpectedBytes
-from fl_client.connection.link import Backoff, Session
+from fl_client.connection.link import Backoff
 from fl_client.connection.messages import log_text
 from fl_client.errors import PolicyRefused, TransportError, WorkFailed
 from fl_client.storage.release_folder import Installed, Taken
@@ -34,7 +33,6 @@ from protos.fl.v1.training_pb2 import EvaluationAssignment
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
 TRIES = 3
 """Times that bytes with another digest are fetched again."""
 AGAIN_S = 15.0
@@ -47,20 +45,11 @@ class Refused(Exception):
     """The device does not take the version."""
 
 
-class Compute(Protocol):
-    """Runs a function on the thread of the model."""
-
-    async def __call__(self, function: Callable[[Callable[[], None]], T]) -> T:
-        """The function's result. Raises WorkFailed."""
-        ...
-
-
 class Releases:
     """The released models of one device. Lives on the event loop; files and hashes in threads."""
 
-    def __init__(self, services: Services, compute: Compute, tasks: asyncio.TaskGroup) -> None:
-        """compute: runs a function on the thread of the model."""
-        self._services, self._compute, self._tasks = services, compute, tasks
+    def __init__(self, services: Services, executor: AssignmentExecutor, tasks: asyncio.TaskGroup) -> None:
+        self._services, self._executor, self._tasks = services, executor, tasks
         self._taken = services.released
         self._next: dict[str, pb.ReleaseOrder] = {}
         self._now: dict[str, pb.ReleaseOrder] = {}
@@ -113,7 +102,7 @@ class Releases:
         before, report = self._answered.pop(order.model, (None, None))
         if report is not None and before == order:  # nothing was installed since
             self._answered[order.model] = order, report
-            await self._send(report)
+            await self._services.link.ask(report, pb.ReportReleaseResponse)
             return
         try:
             installed = await self._installed(order, taken)
@@ -252,7 +241,7 @@ class Releases:
         while True:
             try:
                 async with services.availability.while_allowed():
-                    return (await self._compute(lambda check: measure())).metrics
+                    return (await self._executor.compute(lambda check: measure())).metrics
             except WorkFailed as error:
                 if error.reason != pb.FAILURE_REASON_STOPPED:
                     raise
@@ -274,14 +263,7 @@ class Releases:
         self._services.metrics.releases.labels(name).inc()
         if outcome != pb.RELEASE_OUTCOME_INSTALLED or not order.version:
             self._answered[order.model] = order, report
-        await self._send(report)
-
-    async def _send(self, report: pb.ReportReleaseRequest) -> None:
-        async def send(session: Session) -> None:
-            report.session_id = session.id
-            await session.connection.report_release(report)
-
-        await self._services.link.call_with_retry(send)
+        await self._services.link.ask(report, pb.ReportReleaseResponse)
 
 
 def _right(description: Description, data: memoryview) -> bool:

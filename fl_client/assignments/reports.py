@@ -63,7 +63,7 @@ class Upload:
         """The receipt, if there is one. Otherwise the offset to resume at is known afterwards."""
         header = self._update.header
         query = pb.QueryUploadRequest(session_id=session.id, key=header.key, digest=header.digest)
-        state = await session.connection.query_upload(query)
+        state = await session.connection.call(query, pb.QueryUploadResponse)
         if state.HasField("receipt"):
             return state.receipt
         self._kept = min(state.kept_bytes, header.size_bytes)
@@ -165,7 +165,7 @@ class FailureReports:
             stopped = any(report.failure.reason == pb.FAILURE_REASON_STOPPED for report in sent.values())
             if stopped or not availability.may_train:
                 request.availability.CopyFrom(availability)
-            await session.connection.report_status(request)
+            await session.connection.call(request, pb.ReportStatusResponse)
 
         try:
             await self._link.call_with_retry(report)

@@ -7,7 +7,6 @@ ones are counted, and a row has their number when the disk has room again. Rows 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,11 +15,11 @@ from pathlib import Path
 
 import structlog
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 from prometheus_client import Counter
 
 from fl_client.audit.file import AuditFile, Entry
 from fl_client.storage.pending_updates import key_of
+from fl_common.certificates.pem import fingerprints
 from fl_common.rate_limits import RateLimiter
 from fl_common.units import counted
 from protos.fl.v1 import coordinator_pb2, training_pb2
@@ -102,7 +101,10 @@ def subject_of(key: tuple[str, int, int]) -> str:
 def note_registered(audit: DeviceAudit, response: coordinator_pb2.RegisterResponse, ca: bytes) -> None:
     """A coordinator accepted this device. ca: the trusted CAs in PEM; empty in plain text."""
     audit.coordinator = f"coordinator:{response.coordinator_id}"
-    prints = ", ".join(_fingerprints(ca)) or "none, in plain text"
+    try:
+        prints = ", ".join(fingerprints(ca)) if ca else "none, in plain text"
+    except ValueError:
+        prints = "unreadable"
     audit.note("registered", response.coordinator_id, detail=f"protocol {response.protocol}, CA {prints}")
 
 
@@ -135,12 +137,3 @@ def note_evaluation(audit: DeviceAudit, assignment: training_pb2.EvaluationAssig
     """The coordinator asked for an evaluation."""
     detail = f"task {assignment.task[:100]} {assignment.fingerprint.source[:100]}"
     audit.note("evaluation_assigned", subject_of(key_of(assignment.key)), detail=detail)
-
-
-def _fingerprints(pem: bytes) -> list[str]:
-    """SHA-256 of each certificate (DER) in hex."""
-    try:
-        certificates = x509.load_pem_x509_certificates(pem) if pem else []
-    except ValueError:
-        return ["unreadable"]
-    return [hashlib.sha256(certificate.public_bytes(Encoding.DER)).hexdigest() for certificate in certificates]

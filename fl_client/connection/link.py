@@ -8,12 +8,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fl_client.connection.transport import Connection
+from fl_client.connection.messages import M
+from fl_client.connection.transport import GrpcTransport
 from fl_client.errors import BrokenTransfer, FailedCall, Fenced, GivenUp, SessionLost, Unreachable
 from fl_common.rate_limits import RateLimiter
 from fl_common.units import counted
+from protos.fl.v1 import coordinator_pb2 as pb
 
 T = TypeVar("T")
+SessionRequest = pb.AnswerStageRequest | pb.ReportEvaluationRequest | pb.ReportReleaseRequest
 
 RETRIES_PER_S, RETRY_BURST = 5.0, 100
 """Limit of retried calls, whatever the coordinator answers."""
@@ -88,7 +91,7 @@ class Session:
     """An attended session and its connection."""
 
     id: str
-    connection: Connection
+    connection: GrpcTransport
     chunk_bytes: int
     """Chunk size that the coordinator prefers, in bytes of data."""
     max_chunk_bytes: int
@@ -103,29 +106,34 @@ class Link:
     def __init__(self, delays: RetryDelays) -> None:
         self.delays = delays
         self._limiter = RateLimiter(RETRIES_PER_S, RETRY_BURST)
-        self._session: Session | None = None
-        self._opened = asyncio.Event()
-
-    @property
-    def current(self) -> Session | None:
+        self.current: Session | None = None
         """The session, if there is one."""
-        return self._session
+        self._opened = asyncio.Event()
 
     def open(self, session: Session) -> None:
         """Send calls through this session from now on."""
-        self._session = session
+        self.current = session
         self._opened.set()
 
     def close(self) -> None:
         """The session's stream has ended."""
-        self._session = None
+        self.current = None
         self._opened.clear()
 
     async def session(self) -> Session:
         """The session. Waits while there is none."""
-        while self._session is None:
+        while self.current is None:
             await self._opened.wait()
-        return self._session
+        return self.current
+
+    async def ask(self, request: SessionRequest, response: type[M]) -> M:
+        """The answer to a request, in whichever session there is one."""
+
+        async def call(session: Session) -> M:
+            request.session_id = session.id
+            return await session.connection.call(request, response)
+
+        return await self.call_with_retry(call)
 
     async def call_with_retry(self, call: Callable[[Session], Awaitable[T]], backoff: Backoff | None = None) -> T:
         """Call until there is an answer. A call that makes progress may reset the backoff that it shares.

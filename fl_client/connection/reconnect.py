@@ -10,7 +10,7 @@ import structlog
 
 from fl_client import errors
 from fl_client.connection.link import Backoff, RetryDelays
-from fl_client.connection.transport import Connection
+from fl_client.connection.transport import GrpcTransport
 from fl_common.rate_limits import RateLimiter
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -34,7 +34,7 @@ class Endpoint(ABC):
         return self._failures % len(self._addresses) > 0
 
     @abstractmethod
-    def connect(self) -> Connection:
+    def connect(self) -> GrpcTransport:
         """A new connection. Nothing is sent before its first call."""
 
     @abstractmethod
@@ -88,13 +88,9 @@ class ReconnectPolicy:
         """The wait, or a longer one that keeps to the limit of new connections."""
         return max(wait, self._connections.delay())
 
-    def after_end(self, requested: float | None) -> float:
-        """Seconds to wait after a stream that the coordinator ended."""
+    def after_end(self, requested: float | None = None) -> float:
+        """Seconds to wait after a stream that the coordinator ended, or an error of the daemon itself."""
         return self._backoff.after(requested)
-
-    def after_fault(self) -> float:
-        """Seconds to wait after an error of the daemon itself."""
-        return self._backoff.next()
 
     def after(self, error: errors.ClientError, attended_s: float, *, was_registered: bool) -> float:
         """Seconds to wait after an error. Errors that need a person are logged with what to do.

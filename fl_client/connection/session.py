@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 from fl_client.connection.link import Session
-from fl_client.connection.transport import Connection, GrpcTransport
+from fl_client.connection.transport import GrpcTransport
 from fl_client.errors import ProtocolMismatch, SessionLost, Unreachable
 from fl_common.certificates.pem import Pem
 from fl_common.proxies import proxy_for
@@ -38,7 +38,7 @@ def check_registration(response: pb.RegisterResponse, request: pb.RegisterReques
         raise Unreachable(f"expected a session id of 1 to {_SESSION_CHARS} characters, got {len(response.session_id)}")
 
 
-def session_of(response: pb.RegisterResponse, connection: Connection) -> Session:
+def session_of(response: pb.RegisterResponse, connection: GrpcTransport) -> Session:
     """The session, with chunk sizes within both sides' limits. Missing sizes get this side's defaults.
 
     Model bytes go where the coordinator says.

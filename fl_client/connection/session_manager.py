@@ -18,7 +18,7 @@ from fl_client.connection.link import Link
 from fl_client.connection.messages import clocks_differ, log_text, seconds_of
 from fl_client.connection.reconnect import NEEDS_A_PERSON, Endpoint, ReconnectPolicy
 from fl_client.connection.session import EventHandler, EventStream, check_registration, requested_events, session_of
-from fl_client.connection.transport import Connection
+from fl_client.connection.transport import GrpcTransport
 from fl_common.rate_limits import RateLimiter
 from protos.fl.v1 import coordinator_pb2 as pb
 
@@ -97,7 +97,7 @@ class SessionManager:
         except Exception as error:  # a fault of the daemon must not end it; the next connection may work
             self._session = None
             log.exception("attendance_broken", server=self._endpoint.server)
-            return self._reconnect.after_fault(), f"{type(error).__name__}: {log_text(str(error))}"
+            return self._reconnect.after_end(), f"{type(error).__name__}: {log_text(str(error))}"
         return self._reconnect.after_end(self._wait), self._reason
 
     async def _attend(self) -> None:
@@ -124,7 +124,7 @@ class SessionManager:
             self._link.close()
             await stream.close()
 
-    async def _open_stream(self, connection: Connection) -> EventStream:
+    async def _open_stream(self, connection: GrpcTransport) -> EventStream:
         """The session's stream. A session that the coordinator no longer knows is replaced on the same connection.
 
         After a restart of the coordinator this is the case for every daemon, and saves each a connection.
@@ -220,7 +220,7 @@ class SessionManager:
             case _:
                 self._handler.handle(event)
 
-    async def _register(self, connection: Connection) -> pb.RegisterResponse:
+    async def _register(self, connection: GrpcTransport) -> pb.RegisterResponse:
         request = self._endpoint.registration()
         request.pending.extend(await self._handler.pending_updates())
         request.states.extend(await self._handler.client_states())

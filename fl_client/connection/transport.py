@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from fl_client.connection.messages import InvalidMessage, M, log_text, parse
 from fl_client.connection.transport_errors import error_of
-from fl_client.errors import BrokenTransfer, Refused, TransportError, Unreachable
+from fl_client.errors import BrokenTransfer, Refused, Unreachable
 from fl_common.certificates.pem import Pem, fingerprints
 from fl_common.proxies import Proxy, channel_options
 from fl_common.tracing.traces import UNTRACED, Traces
@@ -54,16 +54,11 @@ class GrpcEnrollment:
             try:
                 return parse(await rpc(request, timeout=SECONDS), response)
             except grpc.aio.AioRpcError as error:
-                raise _enrollment_error(error, self._proxy) from error
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:  # final here: the answer to a token or a proof
+                    raise Refused(log_text(error.details() or error.code().name)) from error
+                raise error_of(error, self._proxy) from error
             except InvalidMessage as error:
                 raise Unreachable(str(error)) from error
-
-
-def _enrollment_error(error: grpc.aio.AioRpcError, proxy: Proxy | None) -> TransportError:
-    """The error as `error_of` has it. UNAUTHENTICATED is final here: it is the answer to a token or a proof."""
-    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-        return Refused(log_text(error.details() or error.code().name))
-    return error_of(error, proxy)
 
 
 log = structlog.get_logger()
@@ -81,60 +76,10 @@ CALL_SECONDS = 20.0
 """Timeout of one short call. Streams rely on keepalive instead."""
 
 
-class Connection(Protocol):
-    """One connection to a coordinator. Every call raises a TransportError when it fails."""
-
-    async def register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
-        """Open a session."""
-        ...
-
-    def move_data_to(self, address: str) -> None:
-        """Fetch, submit and query uploads there from now on: host:port, ":port" for the same host, or "": here."""
-        ...
-
-    def attend(self, session_id: str) -> AsyncGenerator[pb.AttendResponse, None]:
-        """Events of a session. An event that cannot be parsed is empty. Ends when the coordinator ends the stream."""
-        ...
-
-    def fetch(self, request: pb.FetchModelRequest, header_bytes: int) -> AsyncGenerator[Fetched, None]:
-        """A resource from an offset: a header of at most `header_bytes`, then chunks."""
-        ...
-
-    async def submit(self, parts: AsyncIterator[bytes]) -> training_pb2.Receipt:
-        """Serialized SubmitUpdateRequest messages, sent as fast as the coordinator takes them."""
-        ...
-
-    async def query_upload(self, request: pb.QueryUploadRequest) -> pb.QueryUploadResponse:
-        """The bytes that the coordinator has kept of an upload, or its receipt."""
-        ...
-
-    async def report_status(self, request: pb.ReportStatusRequest) -> None:
-        """Availability and failures."""
-        ...
-
-    async def answer_stage(self, request: pb.AnswerStageRequest) -> bool:
-        """An answer to a stage of secure aggregation. Returns whether it was needed."""
-        ...
-
-    async def report_evaluation(self, request: pb.ReportEvaluationRequest) -> None:
-        """The answer to an evaluation assignment."""
-        ...
-
-    async def report_release(self, request: pb.ReportReleaseRequest) -> None:
-        """What became of a released model."""
-        ...
-
-    async def renew(self, request: enrollment_pb2.RenewRequest) -> enrollment_pb2.RenewResponse:
-        """A new certificate for this device."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connection. Calls in progress fail."""
-        ...
-
-
 class GrpcTransport:
-    """One TCP connection, a new one for each try, and another one if model bytes have an address of their own.
+    """A connection to a coordinator. Every call raises a TransportError when it fails.
+
+    It is one TCP connection, a new one for each try, and another one if model bytes have an address of their own.
 
     The daemon waits between tries, not grpc.
     """
@@ -155,17 +100,14 @@ class GrpcTransport:
         """Earlier connections for model bytes; calls in progress end there."""
 
     def _opened(self, address: str) -> grpc.aio.Channel:
-        settings: dict[str, Any] = {
-            "options": self._options,
-            "interceptors": list(self._traces.client_interceptors()),
-        }
+        settings: dict[str, Any] = {"options": self._options, "interceptors": list(self._traces.client_interceptors())}
         if self._tls is None:
             return grpc.aio.insecure_channel(address, **settings)
         credentials = grpc.ssl_channel_credentials(self._tls.ca, self._tls.key, self._tls.cert)
         return grpc.aio.secure_channel(address, credentials, **settings)
 
     def move_data_to(self, address: str) -> None:
-        """See Connection."""
+        """Fetch, submit and query uploads there from now on: host:port, ":port" for the same host, or "": here."""
         if address.startswith(":"):
             address = self._address.rpartition(":")[0] + address
         if address != self._data_address:
@@ -173,67 +115,49 @@ class GrpcTransport:
             self._data = self._opened(address) if address else self._channel
 
     async def register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
-        """See Connection."""
-        return await self._call("Register", request, pb.RegisterResponse)
+        """Open a session."""
+        return await self.call(request, pb.RegisterResponse)
 
     async def attend(self, session_id: str) -> AsyncGenerator[pb.AttendResponse, None]:
-        """See Connection."""
+        """Events of a session. An event that cannot be parsed is empty. Ends when the coordinator ends the stream."""
         trusted = None if self._tls is None else self._tls.ca
         authorities = [] if trusted is None else [bytes.fromhex(name) for name in fingerprints(trusted)[:_AUTHORITIES]]
         async for raw in self._stream("Attend", pb.AttendRequest(session_id=session_id, authorities=authorities)):
             yield _event(raw)
 
     async def fetch(self, request: pb.FetchModelRequest, header_bytes: int) -> AsyncGenerator[Fetched, None]:
-        """See Connection."""
+        """A resource from an offset: a header of at most `header_bytes`, then chunks."""
         async for raw in self._stream("FetchModel", request):
             yield _fetched(raw, header_bytes)
 
     async def submit(self, parts: AsyncIterator[bytes]) -> training_pb2.Receipt:
-        """See Connection."""
+        """Serialized SubmitUpdateRequest messages, sent as fast as the coordinator takes them."""
         rpc: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel_of("SubmitUpdate").stream_unary(
             _path("SubmitUpdate"), request_serializer=None, response_deserializer=None
         )
         with self._mapped():
             return parse(await rpc(parts), pb.SubmitUpdateResponse).receipt
 
-    async def query_upload(self, request: pb.QueryUploadRequest) -> pb.QueryUploadResponse:
-        """See Connection."""
-        return await self._call("QueryUpload", request, pb.QueryUploadResponse)
-
-    async def report_status(self, request: pb.ReportStatusRequest) -> None:
-        """See Connection."""
-        await self._call("ReportStatus", request, pb.ReportStatusResponse)
-
-    async def answer_stage(self, request: pb.AnswerStageRequest) -> bool:
-        """See Connection."""
-        return (await self._call("AnswerStage", request, pb.AnswerStageResponse)).wanted
-
-    async def report_evaluation(self, request: pb.ReportEvaluationRequest) -> None:
-        """See Connection."""
-        await self._call("ReportEvaluation", request, pb.ReportEvaluationResponse)
-
-    async def report_release(self, request: pb.ReportReleaseRequest) -> None:
-        """See Connection."""
-        await self._call("ReportRelease", request, pb.ReportReleaseResponse)
-
     async def renew(self, request: enrollment_pb2.RenewRequest) -> enrollment_pb2.RenewResponse:
-        """See Connection."""
-        return await self._call("Renew", request, enrollment_pb2.RenewResponse, "Certificates")
+        """A new certificate for this device."""
+        return await self.call(request, enrollment_pb2.RenewResponse, "Certificates")
 
-    async def close(self) -> None:
-        """See Connection."""
-        for channel in {self._channel, self._data, *self._unused}:
-            await channel.close()
-
-    def _channel_of(self, method: str) -> grpc.aio.Channel:
-        return self._data if method in _OF_DATA else self._channel
-
-    async def _call(self, method: str, request: Message, response: type[M], service: str = "Coordinator") -> M:
+    async def call(self, request: Message, response: type[M], service: str = "Coordinator") -> M:
+        """The answer to a request of a short call, whose name is that of the request."""
+        method = request.DESCRIPTOR.name.removesuffix("Request")
         # grpc logs a traceback for every error of a deserializer, so the bytes are parsed here.
         rpc: grpc.aio.UnaryUnaryMultiCallable[Message, bytes]
         rpc = self._channel_of(method).unary_unary(_path(method, service), _serialized, None)
         with self._mapped():
             return parse(await rpc(request, timeout=CALL_SECONDS), response)
+
+    async def close(self) -> None:
+        """Close the connection. Calls in progress fail."""
+        for channel in {self._channel, self._data, *self._unused}:
+            await channel.close()
+
+    def _channel_of(self, method: str) -> grpc.aio.Channel:
+        return self._data if method in _OF_DATA else self._channel
 
     async def _stream(self, method: str, request: Message) -> AsyncGenerator[bytes, None]:
         rpc: grpc.aio.UnaryStreamMultiCallable[Message, bytes]

@@ -143,7 +143,7 @@ class AvailabilityMonitor:
         async def report(session: Session) -> None:
             availability = self.availability
             request = pb.ReportStatusRequest(session_id=session.id, availability=availability)
-            await session.connection.report_status(request)
+            await session.connection.call(request, pb.ReportStatusResponse)
             self._reported = availability
 
         while True:

@@ -15,7 +15,7 @@ import structlog
 from fl_client.errors import beyond_limits
 from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.storage.disk import DiskThread
-from fl_client.storage.state import Examination, StateDir, examine
+from fl_client.storage.state import StateDir, examine
 
 log = structlog.get_logger()
 
@@ -42,7 +42,7 @@ class StateDirectory:
         try:
             return await self._disk.run(function, *args, **kwargs)
         except OSError:
-            if not (await self._examine()).made_again:
+            if not await self._examine():
                 raise
             return await self._disk.run(function, *args, **kwargs)
 
@@ -68,16 +68,17 @@ class StateDirectory:
             except Exception:  # a fault of the daemon must not end it: it trains with the directory as it is
                 log.exception("state_dir_check_broken")
 
-    async def _examine(self, *, write: bool = False) -> Examination:
-        examination = await self._disk.run(examine, self._state, self._need_bytes if write else None)
-        if examination.made_again:
+    async def _examine(self, *, write: bool = False) -> bool:
+        """Returns whether something had vanished and was made again."""
+        made_again, problem = await self._disk.run(examine, self._state, self._need_bytes if write else None)
+        if made_again:
             log.warning(
                 "state_dir_made_again", path=str(self._state.path),
                 lost="saved updates and client states that were in it; do not delete it while the daemon runs",
             )  # fmt: skip
-        if examination.problem is not None or self._problem is None or write:
-            self._set(examination.problem)
-        return examination
+        if problem is not None or self._problem is None or write:
+            self._set(problem)
+        return made_again
 
     def _set(self, problem: str | None) -> None:
         before, self._problem = self._problem, problem

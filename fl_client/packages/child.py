@@ -20,9 +20,9 @@ from typing import Any, cast
 from google.protobuf.message import DecodeError
 
 from algorithms.base import Memory
-from fl_client.connection.bundles.expected import Bundle, ResourceKey
+from fl_client.connection.bundles.expected import Bundle, ResourceKey, key_text
 from fl_client.errors import StateError, WorkFailed, task_error
-from fl_client.packages.process import Closed, Part, flat, key_text, packed, receive, send
+from fl_client.packages.process import Closed, Part, flat, packed, receive, send
 from fl_client.settings.config import ClientConfig
 from fl_client.storage.disk import make_folder
 from fl_client.storage.state import FILES, SHARDS

@@ -57,6 +57,8 @@ class Packages:
         self._link, self._audit, self._device = link, audit, device
         self._held = HeldPackages(config.state_dir)
         self._numbers = {served.package: number for number, served in enumerate(config.served) if served.package}
+        self.names = list(self._numbers)
+        """The names of the packages that the settings name."""
         self._wanted: dict[str, pb.PackageOffer] = {}
         """What this device should use, by the name of the package."""
         self._running: dict[str, PackageTrainer] = {}
@@ -75,11 +77,6 @@ class Packages:
         self._changed, self._work, self._begun = asyncio.Event(), asyncio.Event(), asyncio.Event()
         if not self._numbers:
             self._begun.set()
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the packages that the settings name."""
-        return list(self._numbers)
 
     def offers(self) -> list[pb.TaskOffer]:
         """The tasks of the packages that run, for a registration."""

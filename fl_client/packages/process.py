@@ -13,8 +13,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from threading import Thread
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from algorithms.base import Memory
-from fl_client.connection.bundles.expected import Bundle, ResourceKey
+from fl_client.connection.bundles.expected import Bundle, ResourceKey, key_of, kind_of
 from fl_client.errors import WorkFailed
 from fl_client.packages.sandbox import limit
 from fl_client.settings import device as devices
@@ -107,17 +107,6 @@ def nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     return memory
 
 
-def key_text(key: ResourceKey) -> list[Any]:
-    """The key of a bundle in JSON."""
-    return list(key) if isinstance(key, tuple) else [key, ""]
-
-
-def key_of(text: Sequence[Any]) -> ResourceKey:
-    """The key of `key_text`."""
-    number: Any = int(text[0])
-    return (number, str(text[1])) if text[1] else number
-
-
 class Hosted:
     """The task of this process, with its data and its model."""
 
@@ -137,16 +126,16 @@ class Hosted:
         """The reply to a request."""
         kind = training_pb2.Assignment if request["training"] else training_pb2.EvaluationAssignment
         assignment: Any = kind.FromString(bytes.fromhex(request["assignment"]))
-        methods: dict[str, Callable[..., tuple[dict[str, Any], list[Part]]]] = {
-            "layouts": self._layouts, "train": self._train, "evaluate": self._evaluate, "measure": self._measure,
-        }  # fmt: skip
         if request["do"] == "layouts":
             return self._layouts(assignment)
         layouts, given = self._trainer.layouts(assignment), list(zip(request["parts"], parts, strict=True))
         state = next((nested(unpacked(manifest, part)) for (_, manifest), part in given if manifest), None)
         kinds = [(key_of(key), part) for (key, manifest), part in given if not manifest]
         bundles = {key: _bundle(key, layouts, part) for key, part in kinds}
-        return methods[request["do"]](assignment, bundles, state)
+        if request["do"] == "train":
+            return self._train(assignment, bundles, state)
+        measure = self._trainer.evaluate if request["do"] == "evaluate" else self._trainer.measure_received
+        return asdict(measure(assignment, bundles, state)), []
 
     def _layouts(self, assignment: AnyAssignment) -> tuple[dict[str, Any], list[Part]]:
         layouts = self._trainer.layouts(assignment)
@@ -169,24 +158,9 @@ class Hosted:
         if receive(self._connection)[0].get("stop"):
             raise Interrupted
 
-    def _evaluate(
-        self, assignment: training_pb2.EvaluationAssignment, bundles: Mapping[ResourceKey, Bundle], state: Memory | None
-    ) -> tuple[dict[str, Any], list[Part]]:
-        done = self._trainer.evaluate(assignment, bundles, state)
-        return {
-            "examples": done.examples, "metrics": done.metrics, "without_personal": done.without_personal,
-            "sums": done.sums, "sums_without_personal": done.sums_without_personal,
-        }, []  # fmt: skip
-
-    def _measure(
-        self, assignment: training_pb2.Assignment, bundles: Mapping[ResourceKey, Bundle], state: Memory | None
-    ) -> tuple[dict[str, Any], list[Part]]:
-        measured = self._trainer.measure_received(assignment, bundles, state)
-        return {"examples": measured.examples, "metrics": dict(measured.metrics)}, []
-
 
 def _bundle(key: ResourceKey, layouts: Mapping[Any, Layout], data: Part) -> Bundle:
-    layout = layouts[key[0] if isinstance(key, tuple) else key]
+    layout = layouts[kind_of(key)]
     return Bundle(layout, unpack(data, layout))
 
 

@@ -113,10 +113,7 @@ class PackageTrainer(Trainer):
             return Evaluation(int(header["examples"]), *means, sums, without)
 
     def measure_received(
-        self,
-        assignment: training_pb2.Assignment,
-        bundles: Mapping[ResourceKey, Bundle],
-        client_state: Memory | None,
+        self, assignment: training_pb2.Assignment, bundles: Mapping[ResourceKey, Bundle], client_state: Memory | None
     ) -> Measured:
         """See Trainer."""
         header, _ = self._child.ask("measure", assignment, bundles, client_state)

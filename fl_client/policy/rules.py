@@ -5,13 +5,13 @@ A request is made of an assignment, or of a run's file. A run's file leaves some
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Literal
 
-from fl_client.policy.config import Policy
+from fl_client.policy.config import DayRules, Policy, WorkRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,9 @@ class OrderedWork:
     """Steps of the training; 0 for work that does not train."""
 
 
+UNKNOWN_WORK = OrderedWork(None, None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a coordinator requests."""
@@ -42,7 +45,7 @@ class Request:
     """Digest of the coordinator's code of the task."""
     algorithm: str = ""
     """Empty for an evaluation."""
-    work: OrderedWork | None = None
+    work: OrderedWork = UNKNOWN_WORK
     model_bytes: int | None = None
     unknown: str = ""
     """Fields that this version does not know."""
@@ -122,60 +125,45 @@ def work_of(  # noqa: PLR0913 - epochs and steps are alternatives
 
 def day_verdicts(policy: Policy, work: OrderedWork) -> Iterator[Verdict]:
     """Whether one assignment fits an unused day."""
-    for name in ("steps", "examples"):
-        if (limit := getattr(policy.day, f"max_{name}")) is not None:
-            yield _at_most(f"day.max_{name}", limit, getattr(work, name))
+    return _at_most_all("day", policy.day, work, ("steps", "examples"))
 
 
 def _tasks(policy: Policy, request: Request) -> Iterator[Verdict]:
-    allowed, name = policy.tasks.allow, request.task
-    if allowed is not None:
-        if name not in allowed:
-            yield Verdict("tasks", accepted=False, text=f"{name[:64]!r} is not in tasks.allow")
-        else:
-            yield Verdict("tasks", accepted=True, text=f"{name!r} is in tasks.allow")
+    name, source = request.task, request.source
+    yield from _listed("tasks.allow", name, policy.tasks.allow)
     if (pinned := policy.tasks.fingerprints.get(name)) is None:
         return
-    if request.source is None:
+    if source is None:
         text = "the coordinator's code of the task must be one of tasks.fingerprints; a run's file does not have it"
-        yield Verdict("tasks", accepted=None, text=text)
-    elif request.source in pinned:
-        yield Verdict("tasks", accepted=True, text=f"{request.source} is in tasks.fingerprints")
+    elif source in pinned:
+        text = f"{source} is in tasks.fingerprints"
     else:
-        text = f"the code of {name!r}, {request.source[:80]!r}, is not in tasks.fingerprints"
-        yield Verdict("tasks", accepted=False, text=text)
+        text = f"the code of {name!r}, {source[:80]!r}, is not in tasks.fingerprints"
+    yield Verdict("tasks", None if source is None else source in pinned, text)
 
 
 def _algorithms(policy: Policy, request: Request) -> Iterator[Verdict]:
-    allowed, name = policy.algorithms.allow, request.algorithm
+    yield from _listed("algorithms.allow", request.algorithm, policy.algorithms.allow)
+    yield from _listed("algorithms.optimizers", request.optimizer, policy.algorithms.optimizers)
+
+
+def _listed(key: str, name: str, allowed: Collection[str] | None) -> Iterator[Verdict]:
     if allowed is not None:
         inside = name in allowed
-        text = f"{name[:64]!r} is {'' if inside else 'not '}in algorithms.allow"
-        yield Verdict("algorithms", accepted=inside, text=text)
-    allowed, name = policy.algorithms.optimizers, request.optimizer
-    if allowed is not None:
-        inside = name in allowed
-        text = f"{name[:64]!r} is {'' if inside else 'not '}in algorithms.optimizers"
-        yield Verdict("algorithms", accepted=inside, text=text)
+        yield Verdict(key.partition(".")[0], inside, f"{name[:64]!r} is {'' if inside else 'not '}in {key}")
 
 
 def _amounts(policy: Policy, request: Request) -> Iterator[Verdict]:
-    work, rules = request.work, policy.work
-    for key, limit, got in (
-        ("max_epochs", rules.max_epochs, None if work is None else work.epochs),
-        ("max_steps", rules.max_steps, None if work is None else work.steps),
-    ):
-        if limit is not None:
-            yield _at_most(f"work.{key}", limit, got)
+    return _at_most_all("work", policy.work, request.work, ("epochs", "steps"))
 
 
 def _floors(policy: Policy, request: Request) -> Iterator[Verdict]:
     work, rules = request.work, policy.work
     yield from _at_least(_CLIENTS, rules.min_clients, request.min_clients)
-    yield from _at_least("min_examples", rules.min_examples, None if work is None else work.used)
-    if work is None or work.local_steps != 0:
-        yield from _at_least("min_batch_size", rules.min_batch_size, None if work is None else work.batch)
-        yield from _at_least("min_steps", rules.min_steps, None if work is None else work.local_steps)
+    yield from _at_least("min_examples", rules.min_examples, work.used)
+    if work.local_steps != 0:
+        yield from _at_least("min_batch_size", rules.min_batch_size, work.batch)
+        yield from _at_least("min_steps", rules.min_steps, work.local_steps)
 
 
 _CLIENTS = "min_clients"
@@ -196,6 +184,14 @@ def _at_least(key: str, floor: int, got: int | None) -> Iterator[Verdict]:
 def _model(policy: Policy, request: Request) -> Iterator[Verdict]:
     if (limit := policy.work.max_model_bytes) is not None:
         yield _at_most("work.max_model_bytes", limit, request.model_bytes)
+
+
+def _at_most_all(
+    table: str, rules: WorkRules | DayRules, work: OrderedWork, names: Collection[str]
+) -> Iterator[Verdict]:
+    for name in names:
+        if (limit := getattr(rules, f"max_{name}")) is not None:
+            yield _at_most(f"{table}.max_{name}", limit, getattr(work, name))
 
 
 def _at_most(key: str, limit: int, got: Fraction | int | None) -> Verdict:

@@ -18,7 +18,7 @@ from fl_client.policy.budget import NAMES, Amounts, Budget, OverBudget
 from fl_client.policy.config import Policy, trusted_certificates
 from fl_client.policy.file import InForce, PolicyFile
 from fl_client.policy.peers import trust_of_clients
-from fl_client.policy.rules import OrderedWork, Request, ShardSize, refusal, work_of
+from fl_client.policy.rules import UNKNOWN_WORK, OrderedWork, Request, ShardSize, refusal, work_of
 from fl_common.certificates.pem import fingerprints
 from fl_common.secure_aggregation.signatures import Trust
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -45,7 +45,7 @@ def training_request(assignment: training_pb2.Assignment, work: OrderedWork | No
         source=assignment.fingerprint.source,
         algorithm=training.algorithm.name,
         optimizer=training.optimizer.name or "sgd",
-        work=work,
+        work=work or UNKNOWN_WORK,
         min_clients=assignment.min_accepted,
         model_bytes=_model_bytes(assignment),
         unknown=unknown_fields(assignment),
@@ -221,30 +221,24 @@ class SitePolicy:
 
     async def check_names(self, assignment: training_pb2.Assignment) -> None:
         """Raises PolicyRefused for a task or a method that is not allowed, before the method is made."""
-        await self._check_file()
-        self._judge(training_request(assignment, None))
+        await self._judge(training_request(assignment, None))
 
     async def check_training(self, assignment: training_pb2.Assignment, work: OrderedWork) -> None:
         """Raises PolicyRefused, before anything is fetched."""
-        await self._check_file()
-        self._judge(training_request(assignment, work))
+        await self._judge(training_request(assignment, work))
 
     async def begin_training(self, assignment: training_pb2.Assignment, work: OrderedWork) -> None:
         """Count an assignment that begins now. Raises PolicyRefused if the day's budget has no room for it."""
         down, up = bytes_down(assignment.resources), bytes_up(assignment)
-        need = Amounts(1, work.steps or 0, work.examples or 0, 0.0, down, up)
-        await self._charge(need)
-        self.show_budget()
+        await self._charge(Amounts(1, work.steps or 0, work.examples or 0, 0.0, down, up))
 
     async def check_evaluation(self, assignment: training_pb2.EvaluationAssignment) -> None:
         """Check an evaluation as `check_training` checks training."""
-        await self._check_file()
-        self._judge(evaluation_request(assignment))
+        await self._judge(evaluation_request(assignment))
 
     async def begin_evaluation(self, assignment: training_pb2.EvaluationAssignment, examples: int) -> None:
         """Begin an evaluation as `begin_training` begins training. examples: of this device's held-out part."""
         await self._charge(Amounts(1, 0, examples, 0.0, bytes_down(assignment.resources)))
-        self.show_budget()
 
     def received(self, count: int) -> None:
         """Count tensor bytes that arrived. Raises PolicyRefused beyond the day's limit."""
@@ -270,12 +264,10 @@ class SitePolicy:
         """The error of work that was ended because no seconds of the day are left."""
         return self.refused("day", f"day.max_seconds is {self.policy.day.max_seconds:g}, and the work took longer")
 
-    async def _check_file(self) -> None:
+    async def _judge(self, request: Request) -> None:
         await self._refresh()
         if self._file.now.problem:
             raise WorkFailed(pb.FAILURE_REASON_STOPPED, "the site's policy file cannot be used")
-
-    def _judge(self, request: Request) -> None:
         if (verdict := refusal(self.policy, request)) is not None:
             raise self.refused(verdict.rule, verdict.text)
 
@@ -284,6 +276,7 @@ class SitePolicy:
             await self.budget.charge(need)
         except OverBudget as over:
             raise self.refused("day", str(over)) from None
+        self.show_budget()
 
     def refused(self, rule: str, text: str) -> PolicyRefused:
         """Count and log a refusal."""

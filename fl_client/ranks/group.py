@@ -11,7 +11,6 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch's types lack it
 
 from algorithms.base import Memory
-from fl_client.connection.bundles.expected import Bundle, ResourceKey
+from fl_client.connection.bundles.expected import Bundle, Layouts, ResourceKey, key_of, key_text, kind_of
 from protos.fl.v1 import training_pb2
 
 Bundles = Mapping[ResourceKey, Bundle]
@@ -50,13 +49,9 @@ class Group:
         return nullcontext()
 
 
-@dataclass(frozen=True, slots=True)
-class GivenWork:
-    """What a rank needs to train with the others."""
-
-    assignment: training_pb2.Assignment
-    bundles: Mapping[ResourceKey, Mapping[str, Tensor]]
-    state: Memory | None
+Named = Mapping[str, Tensor]
+GivenWork = tuple[training_pb2.Assignment, Mapping[ResourceKey, Named], Memory | None]
+"""What a rank needs to train with the others: an assignment, the tensors of its bundles, and the client state."""
 
 
 def join(store: TCPStore, group: Group, device: torch.device) -> dist.ProcessGroup:
@@ -73,21 +68,21 @@ def give(
     messages: dist.ProcessGroup, assignment: training_pb2.Assignment, bundles: Bundles, state: Memory | None
 ) -> None:
     """Give all other ranks some work."""
-    parts: dict[str, Mapping[str, Tensor]] = {f"b/{_text(key)}": bundle.tensors for key, bundle in bundles.items()}
-    parts |= {f"s/{symbol}": tensors for symbol, tensors in (state or {}).items()}
+    parts: list[tuple[list[Any] | str, Named]] = [(key_text(key), bundle.tensors) for key, bundle in bundles.items()]
+    parts += (state or {}).items()
     head = {
         "assignment": base64.b64encode(assignment.SerializeToString()).decode(),
         "stateless": state is None,
         "parts": [
             [name, tensor, str(it.dtype).removeprefix("torch."), list(it.shape)]
-            for name, tensors in parts.items()
+            for name, tensors in parts
             for tensor, it in tensors.items()
         ],
     }
     text = json.dumps(head).encode()
     dist.broadcast(torch.tensor([len(text)]), 0, messages)
     dist.broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8), 0, messages)
-    for tensors in parts.values():
+    for _, tensors in parts:
         for tensor in tensors.values():
             _broadcast(tensor.detach().cpu().contiguous(), messages)
 
@@ -104,29 +99,17 @@ def take(messages: dist.ProcessGroup) -> GivenWork:
     for name, tensor, dtype, shape in head["parts"]:
         value = torch.empty(shape, dtype=_DTYPES[dtype])
         _broadcast(value, messages)
-        kind, _, rest = name.partition("/")
-        part = bundles.setdefault(_key(rest), {}) if kind == "b" else state.setdefault(rest, {})
+        part = state.setdefault(name, {}) if isinstance(name, str) else bundles.setdefault(key_of(name), {})
         part[tensor] = value
     assignment = training_pb2.Assignment.FromString(base64.b64decode(head["assignment"]))
-    return GivenWork(assignment, bundles, None if head["stateless"] else state)
+    return assignment, bundles, None if head["stateless"] else state
 
 
-def bundles_of(work: GivenWork, layouts: Mapping[Any, Any]) -> dict[ResourceKey, Bundle]:
+def bundles_of(given: Mapping[ResourceKey, Named], layouts: Layouts) -> dict[ResourceKey, Bundle]:
     """The bundles of some work, with the layouts of this process's own model."""
-    kinds = {key: key[0] if isinstance(key, tuple) else key for key in work.bundles}
-    return {key: Bundle(layouts[kinds[key]], dict(tensors)) for key, tensors in work.bundles.items()}
+    return {key: Bundle(layouts[kind_of(key)], dict(tensors)) for key, tensors in given.items()}
 
 
 def _broadcast(tensor: Tensor, messages: dist.ProcessGroup) -> None:
     if tensor.numel():
         dist.broadcast(tensor.reshape(-1).view(torch.uint8), 0, messages)
-
-
-def _text(key: ResourceKey) -> str:
-    return f"{key[0]}/{key[1]}" if isinstance(key, tuple) else f"{key}/"
-
-
-def _key(text: str) -> ResourceKey:
-    kind, _, name = text.partition("/")
-    number: Any = int(kind)
-    return (number, name) if name else number

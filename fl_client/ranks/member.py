@@ -39,8 +39,8 @@ def main() -> None:
     store.set(f"ready/{group.rank}", "yes")
     messages = join(store, group, device)
     while True:
-        work = take(messages)
-        trainer.train_along(work.assignment, bundles_of(work, trainer.layouts(work.assignment)), work.state)
+        assignment, tensors, state = take(messages)
+        trainer.train_along(assignment, bundles_of(tensors, trainer.layouts(assignment)), state)
 
 
 def _end_with_the_daemon() -> None:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import structlog
 
-from fl_client.connection.link import Link, Session
+from fl_client.connection.link import Link
 from fl_client.errors import TransportError, WorkFailed, unsupported
 from fl_client.gates.state_directory import StateDirectory
 from fl_client.policy.site import SitePolicy
 from fl_client.secure_aggregation.members import Members
 from fl_client.storage.pending_updates import Key, Update, key_of, update_digest
+from fl_common.certificates.pem import Pem
 from fl_common.secure_aggregation.errors import Refused
 from fl_common.secure_aggregation.member import Member
 from fl_common.secure_aggregation.rounding import Rounding
@@ -46,16 +47,6 @@ TOLD = 1
 _NOTHING = Measured()
 
 
-@dataclass(frozen=True, slots=True)
-class Certified:
-    """The certificate files of this device."""
-
-    chain: bytes
-    key: bytes
-    authorities: bytes
-    """Those that signed the coordinator's certificate."""
-
-
 class _Draw(NamedTuple):
     key: Key
     draw: int
@@ -65,7 +56,7 @@ class Participant:
     """This device in the secure aggregations of its runs. Lives on the event loop."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what the device gives it
-        self, make: Callable[[], Members], certified: Callable[[], Certified | None], state: StateDirectory,
+        self, make: Callable[[], Members], certified: Callable[[], Pem | None], state: StateDirectory,
         site: SitePolicy, link: Link,
     ) -> None:  # fmt: skip
         """make: makes the store of members, at the first use. certified: None on a device without certificates."""
@@ -118,14 +109,14 @@ class Participant:
         if certified is None:
             raise _unsupported("expected a certificate of this device ([tls] of its settings), which signs its keys")
         try:
-            return Signer.from_pem(certified.chain, certified.key)
+            return Signer.from_pem(certified.cert, certified.key)
         except ValueError as error:
             raise _unsupported(str(error)) from None
 
     def trust(self) -> Trust:
         """Whose keys this device takes for those of other clients."""
         certified = self._certified()
-        return self._site.trust_of_clients(None if certified is None else certified.authorities)
+        return self._site.trust_of_clients(None if certified is None else certified.ca)
 
     def _tell(self, run: str, trust: Trust) -> None:
         """Say once for each run which protection holds."""
@@ -208,11 +199,9 @@ class Participant:
                 raise _unsupported(str(error)) from error
 
     async def _send(self, answer: StageMessage) -> None:
-        async def send(session: Session) -> bool:
-            return await session.connection.answer_stage(pb.AnswerStageRequest(session_id=session.id, answer=answer))
-
-        wanted = await self._link.call_with_retry(send)
-        log.debug("stage_answered", run=answer.key.run_id, round=answer.key.round, stage=answer.stage, wanted=wanted)
+        answered = await self._link.ask(pb.AnswerStageRequest(answer=answer), pb.AnswerStageResponse)
+        key, wanted = answer.key, answered.wanted
+        log.debug("stage_answered", run=key.run_id, round=key.round, stage=answer.stage, wanted=wanted)
 
 
 def _answer(member: Member, message: StageMessage, signer: Signer, trust: Trust) -> bytes:

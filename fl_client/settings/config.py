@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo
@@ -30,10 +31,6 @@ GateName = Literal["window", "gpu", "power", "temperature"]
 MOST_PROCESSES = 64
 
 
-def _client_id(value: str) -> str:
-    return check_id("this device's name", value)
-
-
 def _device(value: str) -> str:
     if re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is None:
         raise ValueError(f'expected "auto", "cpu", "cuda" or "cuda:1", got {value!r}')
@@ -46,7 +43,8 @@ def _processes(value: int | str) -> int | str:
     return value
 
 
-def _reachable(value: str) -> str:
+def reachable(value: str) -> str:
+    """An address with a port above 0. Raises ValueError."""
     if split_address(value)[1] == 0:
         raise ValueError(f"expected the coordinator's port, got {value!r}")
     return value
@@ -86,7 +84,7 @@ class TlsConfig(Section):
     renew: bool = False
     """The daemon renews the certificate at the coordinator and replaces the files, those of `fl-client init
     --token` only. Otherwise their owner renews them."""
-    enroll_server: Annotated[Address, AfterValidator(_reachable)] | None = None
+    enroll_server: Annotated[Address, AfterValidator(reachable)] | None = None
     """host:port of the coordinator's `enroll_listen`, where a daemon with an expired certificate asks for a new
     one. None: it needs a token."""
 
@@ -100,12 +98,7 @@ class TlsConfig(Section):
         if not self.renew:
             return self
         link = self.cert.parent
-        if (link.name, self.cert.name, self.key, self.ca) != (
-            "current",
-            "tls.crt",
-            link / "tls.key",
-            link / "ca.crt",
-        ):
+        if (link.name, self.cert.name, self.key, self.ca) != ("current", "tls.crt", link / "tls.key", link / "ca.crt"):
             raise ValueError(
                 "renew: expected ca.crt, tls.crt and tls.key in a folder `tls/current`, as `fl-client init --token`"
                 f" writes them, got {self.ca}, {self.cert} and {self.key}: remove renew, or enroll this device"
@@ -204,11 +197,11 @@ class ReleasesConfig(Section):
 class ClientConfig(Section):
     """All settings of a daemon."""
 
-    client_id: Annotated[str, AfterValidator(_client_id)] | None = None
+    client_id: Annotated[str, AfterValidator(partial(check_id, "this device's name"))] | None = None
     """Identity. None: the certificate's name."""
-    server: Annotated[Address, AfterValidator(_reachable)]
+    server: Annotated[Address, AfterValidator(reachable)]
     """Coordinator's host:port."""
-    standbys: list[Annotated[Address, AfterValidator(_reachable)]] = Field(default_factory=list)
+    standbys: list[Annotated[Address, AfterValidator(reachable)]] = Field(default_factory=list)
     """host:port of other coordinators of the same ledger: whichever of all answers leads. One name for all of them,
     such as a Service of Kubernetes, needs no list."""
     state_dir: Path

@@ -14,15 +14,7 @@ from fl_client.errors import UsageError
 from fl_client.setup.audit import app as audit_app
 from fl_client.setup.doctor.checks import report, run_checks
 from fl_client.setup.enrolling import EnrollFlags, enroll, follow_token, target_of, write_settings
-from fl_client.setup.flags import (
-    DaemonFlags,
-    DataFlags,
-    OtherFlags,
-    TlsFlags,
-    TokenFlags,
-    WayFlags,
-    settings_flags,
-)
+from fl_client.setup.flags import DaemonFlags, DataFlags, OtherFlags, TlsFlags, TokenFlags, WayFlags, settings_flags
 from fl_client.setup.packages import app as packages_app
 from fl_client.setup.policy import app as policy_app
 from fl_client.setup.privacy import app as privacy_app

@@ -6,12 +6,14 @@ import re
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from fl_client.errors import UsageError
+from fl_client.settings.config import reachable
 from fl_common.built_in import TASKS
 from fl_common.names import check_id
 from fl_common.settings import is_loopback, split_address
@@ -80,7 +82,7 @@ Answers = DefaultAnswers | TerminalPrompts
 
 def collect_values(flags: Flags, answers: Answers, config: Path) -> dict[str, Any]:
     """The values of the settings file, by key. Raises UsageError for missing or contradicting flags."""
-    server = flags.server or answers.text("--server", "Coordinator, host:port", None, _server)
+    server = flags.server or answers.text("--server", "Coordinator, host:port", None, reachable)
     values = {"server": server, **_identity(flags, answers, config, server)}
     task = flags.task or answers.text("--task", f"Task: {', '.join(TASKS)}, or module:attribute", None, _not_empty)
     place = flags.state_dir or answers.text(
@@ -102,7 +104,9 @@ def _identity(flags: Flags, answers: Answers, config: Path, server: str) -> dict
     if not plain and (flags.tls or answers.confirm("Use TLS, with a certificate of this device?", True)):
         named = {} if flags.client_id is None else {"client_id": flags.client_id}
         return named | {"tls": {key: _file(flags, answers, config, key) for key in _FILES}}
-    name = flags.client_id or answers.text("--client-id", "Name of this device", _host_name(), _id)
+    name = flags.client_id or answers.text(
+        "--client-id", "Name of this device", _host_name(), partial(check_id, "this device's name")
+    )
     values: dict[str, Any] = {"client_id": name, "insecure": True}
     if flags.insecure_remote or not is_loopback(split_address(server)[0]):
         if not flags.insecure_remote and not answers.confirm(_OPEN, False):
@@ -168,18 +172,9 @@ def _value(text: str) -> str | bool | int | float:
     return float(text) if re.fullmatch(r"-?\d*\.\d+(e-?\d+)?", text) else text
 
 
-def _server(text: str) -> None:
-    if split_address(text)[1] == 0:
-        raise ValueError(f"expected the coordinator's port, got {text!r}")
-
-
 def _not_empty(text: str) -> None:
     if not text:
         raise ValueError("expected an answer, got none")
-
-
-def _id(text: str) -> None:
-    check_id("this device's name", text)
 
 
 def _shard_kind(text: str) -> None:

@@ -12,6 +12,7 @@ through the link.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -31,7 +32,6 @@ from fl_common.settings import parse_json
 
 CURRENT, BEFORE, ANNOUNCED = "current", "before", "announced.json"
 DESCRIPTION, SIGNATURE, EVALUATION = "description.json", "description.sig", "evaluation.json"
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +193,8 @@ def _link(link: Path, target: str) -> None:
 
 
 def _digest(path: Path) -> str:
-    hasher = blake3()
     try:
         with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                hasher.update(block)
+            return hashlib.file_digest(file, blake3).hexdigest()  # type: ignore[arg-type] # it has no copy()
     except FileNotFoundError:
         return ""
-    return hasher.hexdigest()

@@ -23,7 +23,6 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -47,20 +46,11 @@ class StateDir:
     """A state directory, locked by this process from `__enter__` to `__exit__`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.pending, self.states = path, path / "pending", path / "states"
+        """The directory, and the folders of updates with an unknown outcome and of client states."""
         self._lock: FileLock | None = None
         self._contents: dict[str, bytes] = {}
         """Contents of the files that never change, by name."""
-
-    @property
-    def pending(self) -> Path:
-        """Folder of the updates with an unknown outcome."""
-        return self.path / "pending"
-
-    @property
-    def states(self) -> Path:
-        """Folder of the client states."""
-        return self.path / "states"
 
     def __enter__(self) -> Self:
         """Make and lock the directory. Raises StateError, which names the holder of the lock, if that fails."""
@@ -186,19 +176,10 @@ _PROBE_BYTES = 64 << 10
 """Bytes that are written to test a directory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Examination:
-    """The result of one look at the directory."""
-
-    made_again: bool
-    """Whether something had vanished and was made again."""
-    problem: str | None = None
-    """Why the directory cannot be used. None if it can."""
-
-
-def examine(state: StateDir, need_bytes: int | None = None) -> Examination:
+def examine(state: StateDir, need_bytes: int | None = None) -> tuple[bool, str | None]:
     """Make the directory again where it is not whole, and find out whether it can be used. Blocking.
 
+    Returns whether something had vanished and was made again, and why the directory cannot be used; None if it can.
     need_bytes: bytes that must be free. The directory is then tested by a write too; None: by its rights alone, because
     a write every few seconds wears out a memory card.
     """
@@ -210,8 +191,8 @@ def examine(state: StateDir, need_bytes: int | None = None) -> Examination:
         if need_bytes is not None or not os.access(state.path, os.W_OK | os.X_OK):
             check_writable(state.path, need_bytes or 0)
     except (OSError, StateError) as error:
-        return Examination(made_again, str(error))
-    return Examination(made_again)
+        return made_again, str(error)
+    return made_again, None
 
 
 def check_writable(folder: Path, need_bytes: int = 0) -> None:

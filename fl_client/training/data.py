@@ -26,7 +26,8 @@ from fl_tasks.errors import TaskError, task_call, task_code
 from fl_tasks.loading import fingerprint, load_function, load_task
 from fl_tasks.own_loop import own_loop
 from fl_tasks.partitioning.file import load_indices, load_partition
-from fl_tasks.partitioning.partition import PartitionSpec, partition_task, training_size
+from fl_tasks.partitioning.partition import partition_task, training_size
+from fl_tasks.partitioning.spec import PartitionSpec
 from protos.fl.v1 import coordinator_pb2, tensor_pb2, training_pb2
 from protos.wire import filled
 
@@ -155,7 +156,9 @@ def local_data(task: Task, shard: Shard, device: torch.device) -> tuple[Data, Da
 def _shard(served: ServedTask, state: ShardKeeper, task: Task, title: str) -> Shard:
     """This device's shard, as it was made on the first start. Later changes of the partition's code have no effect."""
     if served.shard.query is not None:
-        return _queried(served.shard.query)
+        function = load_function(served.shard.query)
+        with task_code(f"the query {served.shard.query}"):  # it may return another shard at each start
+            return checked_shard(function())
     configured = {"task": served.name, **served.shard.model_dump(mode="json", exclude_none=True)}
 
     def make() -> list[int] | None:
@@ -165,13 +168,6 @@ def _shard(served: ServedTask, state: ShardKeeper, task: Task, title: str) -> Sh
         return indices
 
     return _shard_of(state.shard(configured, make, title), served.shard)
-
-
-def _queried(name: str) -> Shard:
-    """The shard that this device's own query function returns now."""
-    function = load_function(name)
-    with task_code(f"the query {name}"):
-        return checked_shard(function())
 
 
 def _shard_of(indices: list[int] | None, shard: ShardConfig) -> Shard:

@@ -17,7 +17,7 @@ from algorithms.batches import examples_of, to_device
 from algorithms.model_state import ModelState, fill, state_views, trainable_views
 from algorithms.optimizers.spec import PREFIX
 from algorithms.precision import widened
-from fl_client.connection.bundles.expected import Bundle, Layouts, ResourceKey
+from fl_client.connection.bundles.expected import Bundle, Layouts, ResourceKey, kind_of
 from fl_client.errors import beyond_limits, other_layout
 from fl_tasks.base import Task
 from fl_tasks.batches import batches
@@ -98,7 +98,7 @@ def optimizer_state(model: nn.Module, bundles: Bundles, personal: Collection[str
 
 def _tensors(bundles: Bundles, kind: ResourceKey, expected: Layout) -> Tensors:
     """The tensors of a bundle. Raises WorkFailed unless it has the expected layout."""
-    name = tensor_pb2.ResourceKind.Name(kind[0] if isinstance(kind, tuple) else kind)
+    name = tensor_pb2.ResourceKind.Name(kind_of(kind))
     if (bundle := bundles.get(kind)) is None:
         raise other_layout(f"expected a resource {name}, the assignment has none")
     if difference := expected.difference(bundle.layout):

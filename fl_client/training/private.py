@@ -29,6 +29,7 @@ from fl_tasks.base import Task
 from fl_tasks.batches import count_steps, poisson_batches
 from fl_tasks.data.forms import Data, forward_of
 from protos.fl.v1 import tensor_pb2, training_pb2
+from protos.wire import filled
 
 UNIT = "record"
 """The only unit that a device applies by itself."""
@@ -44,9 +45,7 @@ class Applied:
 
     def message(self) -> training_pb2.LocalPrivacy:
         """The values as the wire has them."""
-        return training_pb2.LocalPrivacy(
-            unit=UNIT, noise_multiplier=self.noise_multiplier, clip=self.clip, delta=self.delta
-        )
+        return filled(training_pb2.LocalPrivacy, self, unit=UNIT)
 
 
 def applied_to(training: training_pb2.LocalTraining, least_noise: float = 0.0, most_delta: float = 1.0) -> Applied:

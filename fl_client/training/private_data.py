@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,13 +50,9 @@ def private_data(data: Data) -> PrivateData:
             add_tensor(hasher, tensor)
         return PrivateData(len(known), known.inputs.device.type, hasher.digest())
     with task_failures():
-        for batch in known.read(_singles(len(known)), 0):
+        for batch in known.read(([position] for position in range(len(known))), 0):
             _add_example(hasher, batch)
     return PrivateData(len(known), known.device.type, hasher.digest())
-
-
-def _singles(count: int) -> Iterator[list[int]]:
-    return ([position] for position in range(count))
 
 
 def _add_example(hasher: blake3, batch: Any) -> None:

@@ -24,6 +24,7 @@ from fl_tasks.metrics import AVERAGED_PREFIX
 from fl_tasks.summed_metrics import PlainSum, of_averaged_model
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
+from protos.wire import filled
 
 
 class Interrupted(Exception):
@@ -172,13 +173,9 @@ class Evaluation:
 
     def report(self) -> pb.ReportEvaluationRequest:
         """What is sent of it."""
-        return pb.ReportEvaluationRequest(
-            num_examples=self.examples,
-            metrics=self.metrics,
-            without_personal=self.without_personal,
-            sums=map(_sum_message, self.sums),
-            sums_without_personal=map(_sum_message, self.sums_without_personal),
-        )
+        sums, without = (map(_sum_message, of) for of in (self.sums, self.sums_without_personal))
+        others = {"num_examples": self.examples, "sums": sums, "sums_without_personal": without}
+        return filled(pb.ReportEvaluationRequest, self, **others)
 
     def sent(self) -> str:
         """What leaves the device, in words: accuracy, f1, sums of f1 (3 numbers)."""

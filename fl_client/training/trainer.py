@@ -141,16 +141,14 @@ class Trainer:
             WorkFailed: the training is not possible here; the message names the reason.
         """
         ready = self.prepare(assignment, bundles, client_state, on_step, private)
-        started = time.monotonic()
-        if private is None:
-            together = self._together
-            working = nullcontext() if together is None else together.working(assignment, bundles, client_state)
-            with working, task_failures():
-                started = time.monotonic()  # without the wait for the others
-                computed = self._computed(assignment, ready, on_step)
-            return self.finish(assignment, ready, computed, time.monotonic() - started)
-        with task_failures():
+        together = self._together if private is None else None
+        working = nullcontext() if together is None else together.working(assignment, bundles, client_state)
+        with working, task_failures():
+            started = time.monotonic()  # without the wait for the others
             computed = self._computed(assignment, ready, on_step)
+            seconds = time.monotonic() - started
+        if private is None:
+            return self.finish(assignment, ready, computed, seconds)
         # The time depends on the sizes of the batches, which are drawn in secret.
         result = self.finish(assignment, ready, computed, 0.0)
         result.update.header.privacy.CopyFrom(private.header())

@@ -69,19 +69,9 @@ class Collector:
         return self._named(sorted(self._signatures))
 
     @property
-    def openers(self) -> tuple[str, ...]:
-        """Survivors that opened shares."""
-        return self._named(sorted(self._openings))
-
-    @property
     def needs_coins(self) -> bool:
         """After the keys: whether coins come before the shares."""
         return self.group.needs_coins
-
-    def holders(self) -> dict[str, frozenset[str]]:
-        """Member -> those that hold shares of its secrets, itself among them. When the circle's order is known."""
-        names = self.group.clients
-        return {client: frozenset(self._named(self.group.holders(number))) for number, client in enumerate(names)}
 
     def _named(self, numbers: Iterable[int]) -> tuple[str, ...]:
         return tuple(self.group.clients[number] for number in numbers)

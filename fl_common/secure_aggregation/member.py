@@ -76,20 +76,10 @@ class Member:
             raise ValueError(f"expected the state of a member: {error}") from None
         return member
 
-    def released(self, place: Place) -> bool:
-        """Whether a masked update of this place may have left the device."""
-        attempt = self._attempt
-        return attempt is not None and attempt.terms.place == place and bool(attempt.released)
-
     @property
     def tosses_coins(self) -> bool:
         """After the key list: whether this attempt has coins, answered or not."""
         return self._attempt is not None and bool(self._attempt.key_list) and not self._attempt.group.plan.full
-
-    @property
-    def needs_coins(self) -> bool:
-        """After the key list: whether the answer to it was a coin, and coins come next."""
-        return self._attempt is not None and bool(self._attempt.key_list) and self._attempt.group.needs_coins
 
     def begin(self, terms: Terms, work: bytes, signer: Signer, floors: SiteFloors = _LEAST) -> bytes:
         """The key message for a new attempt, or that which was given before.
@@ -153,7 +143,7 @@ class Member:
                 raise Refused("cohort", f"expected an attempt after {attempt.terms.attempt}, got {terms.attempt}")
 
     def answer_key_list(self, data: bytes, trust: Trust, now: datetime) -> bytes:
-        """The coin if `needs_coins` is true afterwards, else the shares.
+        """The coin if coins come next, else the shares.
 
         Raises Refused: trust, floor, signature, conflict, place.
         """

@@ -21,8 +21,8 @@ from fl_server.aggregation.snapshot import Snapshot
 from fl_server.aggregation.task_model import CPU, master_layout, packed
 from fl_server.errors import model_of
 from fl_server.run_settings.config import RunConfig
-from protos.chunks import crc32c
-from protos.codec import Buffer, Layout, chunk_spans, digest_message, digest_of, encode_chunk, encode_fetch_header
+from protos.chunks import Buffer, chunk_spans, crc32c, encode_chunk, encode_fetch_header
+from protos.codec import Layout, digest_message, digest_of
 from protos.differences import make_difference
 from protos.encoding_spec import EDEN
 from protos.encodings import PLAIN, EncodedLayout, EncodingError, EncodingSpec, decode, encode, encoding_key

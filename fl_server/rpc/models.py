@@ -28,8 +28,8 @@ from fl_server.store.checkpoints import AVERAGED, COMMITTED, INITIAL
 from fl_server.store.errors import NoCheckpoint, disk_errors, open_file_digest
 from fl_server.store.uploaded_models import Upload, WrongBytes, is_safetensors
 from fl_server.uploads.stream import StallTimeout
-from protos.chunks import ChunkError, check_chunk
-from protos.codec import chunk_spans, digest_message, digest_text, make_chunk
+from protos.chunks import ChunkError, check_chunk, chunk_spans, make_chunk
+from protos.codec import digest_message, digest_text
 from protos.digests import digest_bytes
 from protos.fl.v1 import admin_pb2 as pb
 from protos.fl.v1.tensor_pb2 import Chunk

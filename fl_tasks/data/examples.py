@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -95,6 +95,8 @@ class Examples:
     augment: Callable[[Tensor], Tensor] | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
     classes: Sequence[str] | None = None
+    own_batches: ClassVar[int] = 0
+    """The caller chooses the batches."""
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
@@ -106,11 +108,6 @@ class Examples:
     def __getitem__(self, which: Tensor | slice) -> Examples:
         """The examples at an index tensor, a mask or a slice; `examples[:0]` is empty."""
         return replace(self, inputs=self.inputs[which], targets=self.targets[which])
-
-    @property
-    def own_batches(self) -> int:
-        """0: the caller chooses the batches."""
-        return 0
 
     def to(self, device: torch.device | str) -> Examples:
         """The same examples on a device; a copy to a GPU is not waited for, one from it is."""

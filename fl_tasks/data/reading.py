@@ -22,6 +22,11 @@ from algorithms.batches import Batch
 from algorithms.outside_code import described, is_interrupt
 from fl_tasks.data.seeds import generators_kept, seed_generators
 from fl_tasks.errors import TaskError
+from fl_tasks.torchvision_compat import declare_missing_operators
+
+# Before a task's module is imported, here or in a process that reads its data: it may import torchvision itself, or
+# through peft or transformers.
+declare_missing_operators()
 
 Collate = Callable[[list[Any]], Batch]
 """A list of examples, as the data set returns them -> a batch."""

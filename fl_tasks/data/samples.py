@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -54,6 +54,8 @@ class Samples:
     """Device of the batches."""
     label_range: LabelRange | None = field(default=None, kw_only=True, repr=False)
     """The labels of batches are checked against it, if there is one: set where a task names its classes."""
+    own_batches: ClassVar[int] = 0
+    """The caller chooses the batches."""
     _reading: list[Reading] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -70,11 +72,6 @@ class Samples:
         """The examples at an index tensor, a mask or a slice, still unread; `samples[:0]` is empty."""
         chosen = torch.arange(len(self))[which]
         return replace(self, dataset=Subset(self.dataset, chosen.tolist()))  # type: ignore[arg-type] # any map-style data set
-
-    @property
-    def own_batches(self) -> int:
-        """0: the caller chooses the batches."""
-        return 0
 
     def to(self, device: torch.device | str) -> Samples:
         """The same data set, whose batches are on a device."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_tasks.data.shard import Shard, checked_indices
 from fl_tasks.errors import TaskError
-from fl_tasks.partitioning.partition import PartitionSpec
+from fl_tasks.partitioning.spec import PartitionSpec
 
 FORMAT = "impetus-partition-1"
 

@@ -118,16 +118,6 @@ def _as_tensor(numbers: Any) -> Tensor:
     return numbers if isinstance(numbers, Tensor) else torch.as_tensor(numbers)
 
 
-__all__ = [
-    "Method",
-    "PartitionSpec",
-    "make_partition",
-    "partition_task",
-    "training_groups",
-    "training_labels",
-    "training_size",
-]
-
 Split = Callable[[Indices, PartitionSpec, np.random.Generator], list[Indices]]
 """(numbers [M] from 0 to C-1, all of which occur; spec; generator) -> the indices of each client."""
 

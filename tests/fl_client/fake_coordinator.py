@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_tasks import Examples, Shard
-from protos import codec
+from protos import chunks, codec
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import coordinator_pb2_grpc, errors_pb2, tensor_pb2, training_pb2
 from protos.status import status_metadata
@@ -233,10 +233,10 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         cut = self.faults["cut_fetch"].pop(0) if self.faults["cut_fetch"] else None
         damage = self.faults["damage_fetch"].pop(0) if self.faults["damage_fetch"] else None
         start = request.offset // self.chunk_bytes * self.chunk_bytes
-        for number, (offset, length) in enumerate(codec.chunk_spans(len(data), self.chunk_bytes, start)):
+        for number, (offset, length) in enumerate(chunks.chunk_spans(len(data), self.chunk_bytes, start)):
             if number == cut:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
-            chunk = codec.make_chunk(data, offset, length)
+            chunk = chunks.make_chunk(data, offset, length)
             if number == damage:
                 chunk.data = bytes(length)[:-1] + b"\x01"
             yield pb.FetchModelResponse(chunk=chunk)
@@ -252,7 +252,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
     async def SubmitUpdate(self, requests: AsyncIterator[Any], context: Any) -> pb.SubmitUpdateResponse:
         """Keep every chunk. A fault is the number of chunks before the cut."""
         cut = self.faults["cut_upload"].pop(0) if self.faults["cut_upload"] else None
-        header, chunks = training_pb2.UpdateHeader(), 0
+        header, count = training_pb2.UpdateHeader(), 0
         async for request in requests:
             if request.HasField("header"):
                 header = request.header
@@ -261,10 +261,10 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
                 continue
             kept = self.kept[header.digest.value]
             if request.HasField("chunk"):
-                if chunks == cut:
+                if count == cut:
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
-                kept += codec.check_chunk(request.chunk, len(kept), self.chunk_bytes, header.size_bytes)
-                chunks += 1
+                kept += chunks.check_chunk(request.chunk, len(kept), self.chunk_bytes, header.size_bytes)
+                count += 1
         data = bytes(self.kept[header.digest.value])
         receipt = training_pb2.Receipt(key=header.key, digest=header.digest, admitted=True)
         if self.faults["refuse"]:

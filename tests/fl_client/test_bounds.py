@@ -22,7 +22,7 @@ from fl_client.assignments.reports import MAX_CHUNKS, FailureReports, Upload
 from fl_client.connection import reconnect, session
 from fl_client.connection.link import Backoff, Link, RetryDelays, Session
 from fl_client.connection.session import MIN_CHUNK_BYTES, session_of
-from fl_client.connection.transport import Connection, GrpcTransport
+from fl_client.connection.transport import GrpcTransport
 from fl_client.errors import WorkFailed
 from fl_client.gates.availability import AvailabilityMonitor
 from fl_client.monitoring.logs import LogRate
@@ -36,7 +36,7 @@ from tests.fl_client import storages
 from tests.fl_client.fake_coordinator import FakeCoordinator
 from tests.fl_client.fleet import Fleet
 
-NO_CONNECTION = cast(Connection, SimpleNamespace(move_data_to=lambda address: None))
+NO_CONNECTION = cast(GrpcTransport, SimpleNamespace(move_data_to=lambda address: None))
 """For sessions without calls."""
 
 # RetryDelays.
@@ -281,8 +281,9 @@ class Reported(GrpcTransport):
     def __init__(self) -> None:
         self.requests: list[pb.ReportStatusRequest] = []
 
-    async def report_status(self, request: pb.ReportStatusRequest) -> None:
+    async def call(self, request: Any, response: Any, service: str = "") -> Any:
         self.requests.append(request)
+        return response()
 
 
 async def test_failures_are_reported_together_and_in_limited_number(monkeypatch: pytest.MonkeyPatch) -> None:

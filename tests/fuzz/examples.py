@@ -11,7 +11,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from fl_client.enrollment.folder import new_request
 from fl_tasks import fingerprint
-from protos.codec import Layout, digest_message, encode_chunk, pack
+from protos.chunks import encode_chunk
+from protos.codec import Layout, digest_message, pack
 from protos.fl.v1 import admin_pb2, coordinator_pb2, tensor_pb2, training_pb2
 from protos.wire import payload_kind
 from tests.processes.federation import run_spec

@@ -19,8 +19,8 @@ import torch
 from google.protobuf.message import Message
 
 from algorithms.model_state import read_state
-from protos.chunks import encode_piece
-from protos.codec import Layout, chunk_spans, digest_message, encode_chunk, encode_fetch_header, pack
+from protos.chunks import chunk_spans, encode_chunk, encode_fetch_header, encode_piece
+from protos.codec import Layout, digest_message, pack
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2, training_pb2
 from protos.status import STATUS_DETAILS_KEY, status_metadata

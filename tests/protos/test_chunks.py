@@ -9,8 +9,16 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.chunks import encode_piece, read_chunk
-from protos.codec import ChunkError, check_chunk, chunk_spans, encode_chunk, encode_fetch_header, make_chunk
+from protos.chunks import (
+    ChunkError,
+    check_chunk,
+    chunk_spans,
+    encode_chunk,
+    encode_fetch_header,
+    encode_piece,
+    make_chunk,
+    read_chunk,
+)
 from protos.fl.v1.admin_pb2 import ExportModelResponse
 from protos.fl.v1.coordinator_pb2 import FetchModelResponse, SubmitUpdateRequest
 from protos.fl.v1.tensor_pb2 import Chunk, Manifest, Resource

@@ -61,16 +61,13 @@ class BundleCache:
             ResourceGone: the coordinator no longer sends a resource.
         """
         async with self._lock:
-            return await self._get([self._expected.of(resource, layouts, run_id) for resource in resources])
-
-    async def _get(self, expected: Iterable[ExpectedBundle]) -> dict[ResourceKey, Bundle]:
-        wanted = {_name_of(bundle.resource): bundle for bundle in expected}
-        self._differences.release_others(bundle.resource for bundle in wanted.values())
-        held = self._held = {name: bundle for name, bundle in self._held.items() if name in wanted}
-        for name, bundle in wanted.items():
-            if name not in held:
-                held[name] = await self._fetch(bundle)
-        return {name[0]: held[name] for name in wanted}
+            wanted = {_name_of(resource): self._expected.of(resource, layouts, run_id) for resource in resources}
+            self._differences.release_others(bundle.resource for bundle in wanted.values())
+            held = self._held = {name: bundle for name, bundle in self._held.items() if name in wanted}
+            for name, bundle in wanted.items():
+                if name not in held:
+                    held[name] = await self._fetch(bundle)
+            return {name[0]: held[name] for name in wanted}
 
     async def _fetch(self, expected: ExpectedBundle) -> Bundle:
         data = await self._differences.bundle(expected)

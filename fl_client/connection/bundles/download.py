@@ -15,9 +15,8 @@ from fl_client.connection.messages import log_text
 from fl_client.connection.transport import Fetched
 from fl_client.errors import BrokenTransfer, GivenUp, ResourceGone, WorkFailed, beyond_limits
 from fl_common.units import counted
-from protos import codec
 from protos.buffers import BufferPool, zeros
-from protos.chunks import AnyChunk, ReadChunk
+from protos.chunks import AnyChunk, ChunkError, ReadChunk, check_chunk
 from protos.codec import digest_bytes, digest_of
 from protos.differences import WORD_BYTES, DifferenceError, apply_difference
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -59,10 +58,7 @@ class Download:
             WorkFailed, DifferenceError: by the `check` of what is expected, for a manifest of other bytes.
         """
         request = pb.FetchModelRequest(
-            session_id=session.id,
-            digest=self._expected.digest,
-            offset=self._received,
-            run_id=self._expected.run_id,
+            session_id=session.id, digest=self._expected.digest, offset=self._received, run_id=self._expected.run_id
         )
         first, headers = True, 0
         async with aclosing(session.connection.fetch(request, self._expected.header_bytes)) as parts:
@@ -93,8 +89,8 @@ class Download:
         if first and self._received - MAX_CHUNK_BYTES < chunk.offset <= self._received:
             self._received = chunk.offset  # the coordinator starts at the chunk border at or below the offset
         try:
-            data = codec.check_chunk(chunk, self._received, max_chunk_bytes, len(self.data))
-        except codec.ChunkError as error:
+            data = check_chunk(chunk, self._received, max_chunk_bytes, len(self.data))
+        except ChunkError as error:
             raise BrokenTransfer(str(error)) from None
         self.data[self._received : self._received + len(data)] = data
         self._received += len(data)

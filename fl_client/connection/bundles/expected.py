@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -32,6 +33,22 @@ class Bundle:
 def key_of_resource(resource: tensor_pb2.Resource) -> ResourceKey:
     """The key of a resource among those of an assignment."""
     return (resource.kind, resource.name) if resource.name else resource.kind
+
+
+def kind_of(key: ResourceKey) -> tensor_pb2.ResourceKind:
+    """The kind of a resource."""
+    return key[0] if isinstance(key, tuple) else key
+
+
+def key_text(key: ResourceKey) -> list[Any]:
+    """The key of a bundle in JSON."""
+    return list(key) if isinstance(key, tuple) else [key, ""]
+
+
+def key_of(text: Sequence[Any]) -> ResourceKey:
+    """The key of `key_text`."""
+    number: Any = int(text[0])
+    return (number, str(text[1])) if text[1] else number
 
 
 COMPARED_BYTES = 64 << 10

@@ -46,7 +46,7 @@ def check(config: ClientConfig) -> list[Finding]:
         except RuntimeError as error:  # from torch, where the driver fails
             return [fail("device", f"expected {config.device}, got: {error}", _fix(str(error)))]
     findings = [ok("device", _described(device))]
-    nodes = gpu_nodes()
+    nodes = [node for node in _NODES if Path(node).exists()]
     if device.type == "cpu" and config.device == "auto" and nodes:
         why = _no_cuda() or "; ".join(str(warning.message) for warning in caught)
         findings = [warn("device", f"expected CUDA because of {nodes[0]}, got the CPU: {why}", _fix(why)), *findings]
@@ -55,11 +55,6 @@ def check(config: ClientConfig) -> list[Finding]:
         message = f"expected at most {counted(cores, 'thread')}, one per core, got threads = {config.threads}"
         findings.append(warn("device", message, f"set threads = {cores}"))
     return findings
-
-
-def gpu_nodes() -> list[str]:
-    """Device nodes of NVIDIA's drivers on this machine."""
-    return [node for node in _NODES if Path(node).exists()]
 
 
 def _described(device: torch.device) -> str:

@@ -49,7 +49,7 @@ def check_peers(config: ClientConfig) -> Iterator[Finding]:
 def _finding(config: ClientConfig, trust: Trust, *, required: bool, authority: Path | None) -> Finding:
     if trust.holder == "pinned":
         return ok(CHECK, f"keys of {counted(len(trust.pins), 'client')} in the policy. {trust.statement}")
-    named = ", ".join(sorted(_name(certificate) for certificate in trust.authorities))
+    named = ", ".join(sorted(authority.subject.rfc4514_string() for authority in trust.authorities))
     if trust.holder == "outside":
         if config.tls is not None and config.tls.renew and _signed_own(config, trust):
             message = (
@@ -71,7 +71,3 @@ def _signed_own(config: ClientConfig, trust: Trust) -> bool:
     except (OSError, ValueError):
         return False  # reported by the check of certificates
     return any(own.issuer == certificate.subject for certificate in trust.authorities)
-
-
-def _name(certificate: x509.Certificate) -> str:
-    return certificate.subject.rfc4514_string()

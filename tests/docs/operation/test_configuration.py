@@ -16,7 +16,7 @@ from fl_client.settings.config import ClientConfig
 from fl_ops.admin.settings import Layer, from_file
 from fl_server.run_settings.config import RunConfig
 from fl_server.settings.config import ServerConfig
-from fl_tasks.partitioning.partition import PartitionSpec
+from fl_tasks.partitioning.spec import PartitionSpec
 from protos.fl.v1 import admin_pb2
 from protos.run_file import parse_run
 

@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 
 from fl_client.connection.link import Backoff, Link, RetryDelays, Session
-from fl_client.connection.transport import Connection
+from fl_client.connection.transport import GrpcTransport
 from fl_client.errors import Refused, Unreachable
 
-NO_CONNECTION = cast(Connection, None)
+NO_CONNECTION = cast(GrpcTransport, None)
 """These tests make no calls."""
 
 

@@ -17,7 +17,7 @@ from structlog.typing import EventDict
 
 from fl_client.connection.certificates import Certificates
 from fl_client.connection.link import Link, RetryDelays, Session
-from fl_client.connection.transport import Connection, GrpcEnrollment
+from fl_client.connection.transport import GrpcEnrollment, GrpcTransport
 from fl_client.enrollment import renewal
 from fl_client.enrollment.folder import CertificateFolder, checked, new_request
 from fl_client.enrollment.renewal import CertificateRenewal, Means
@@ -75,7 +75,7 @@ class Device:
 
     def connect(self, session_id: str = "s1") -> None:
         """Open a session."""
-        self.link.open(Session(session_id, cast(Connection, self.coordinator), 1, 1))
+        self.link.open(Session(session_id, cast(GrpcTransport, self.coordinator), 1, 1))
 
     @asynccontextmanager
     async def renewing(self) -> AsyncIterator[Certificates]:

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any, cast
 
 import algorithms
-from fl_client.policy.rules import OrderedWork, ShardSize
+from fl_client.policy.rules import UNKNOWN_WORK, OrderedWork, ShardSize
 from fl_client.policy.site import bytes_up, evaluation_request, ordered_work, training_request, unknown_fields
 from protos.fl.v1 import tensor_pb2, training_pb2
 
@@ -74,5 +74,5 @@ def test_an_evaluation_has_no_work() -> None:
     message = training_pb2.EvaluationAssignment(task="digits", resources=assignment().resources[:1])
     message.MergeFromString(NEW_FIELD)
     request = evaluation_request(message)
-    assert (request.kind, request.work, request.model_bytes) == ("evaluation", None, 100)
+    assert (request.kind, request.work, request.model_bytes) == ("evaluation", UNKNOWN_WORK, 100)
     assert request.unknown == "EvaluationAssignment.127"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +17,9 @@ from structlog.testing import capture_logs
 from fl_client.errors import WorkFailed
 from fl_client.policy.config import Policy
 from fl_client.secure_aggregation.members import Members
-from fl_client.secure_aggregation.participant import PROTOCOL, Certified, Participant
+from fl_client.secure_aggregation.participant import PROTOCOL, Participant
 from fl_client.storage.pending_updates import Update
+from fl_common.certificates.pem import Pem
 from fl_common.secure_aggregation.rounding import RoundedPayload, Rounding
 from fl_common.secure_aggregation.signatures import Trust
 from fl_common.secure_aggregation.terms import Place, Settings, Terms
@@ -59,21 +60,18 @@ class Device:
             policy=Policy.model_validate(policy or {}), trust_of_clients=lambda _: Trust.of_authorities(pem, "outside")
         )
         disk: Any = SimpleNamespace(required=self._required)
-        link: Any = SimpleNamespace(call_with_retry=self._call)
+        link: Any = SimpleNamespace(ask=self._ask)
         self.part = Participant(
-            lambda: Members(folder, CLIENT), lambda: Certified(chain, key, pem), disk, site, link
+            lambda: Members(folder, CLIENT), lambda: Pem(chain, key, pem), disk, site, link
         )  # fmt: skip
 
     @staticmethod
     async def _required(function: Callable[[], Any]) -> Any:
         return function()
 
-    async def _call(self, send: Callable[[Any], Awaitable[bool]]) -> bool:
-        async def answer_stage(request: Any) -> bool:
-            self.answers.append(request.answer)
-            return True
-
-        return await send(SimpleNamespace(id="session", connection=SimpleNamespace(answer_stage=answer_stage)))
+    async def _ask(self, request: Any, response: Any) -> Any:
+        self.answers.append(request.answer)
+        return response(wanted=True)
 
     async def round(self, terms: Terms, seed: int = 1) -> bytes:
         """The masked update of a whole round with two other clients."""

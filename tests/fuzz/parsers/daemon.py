@@ -86,7 +86,7 @@ def _registrations() -> list[Seed]:
 def _register(raw: bytes) -> None:
     response, request = parse(raw, pb.RegisterResponse), _request()
     check_registration(response, request)
-    session = session_of(response, cast(transport.Connection, SimpleNamespace(move_data_to=str)))
+    session = session_of(response, cast(transport.GrpcTransport, SimpleNamespace(move_data_to=str)))
     assert 0 < session.chunk_bytes <= session.max_chunk_bytes <= MAX_MESSAGE_BYTES
     for event in requested_events(response, request):
         transport._event(event.SerializeToString())
@@ -156,7 +156,7 @@ class _Sent:
 async def _download(raw: bytes) -> None:
     expected = ExpectedBundle(resource(), EncodedLayout.of(LAYOUT, PLAIN))
     download = Download(expected, zeros(len(DATA)), Backoff(RetryDelays()), lambda count: None)
-    session = Session("s", cast(transport.Connection, _Sent(list(parts_of(raw)))), 1 << 16, 1 << 20)
+    session = Session("s", cast(transport.GrpcTransport, _Sent(list(parts_of(raw)))), 1 << 16, 1 << 20)
     await download.resume(session)
     assert download.described
 
@@ -203,7 +203,7 @@ async def _bundle(raw: bytes) -> None:
     first, *messages = list(parts_of(raw)) or [b""]
     expected = ExpectedBundles(1 << 20).of(parse(first, tensor_pb2.Resource), {tensor_pb2.RESOURCE_KIND_MODEL: LAYOUT})
     link = Link(RetryDelays(first=1e-6, longest=1e-6))
-    link.open(Session("s", cast(transport.Connection, _Sent(messages)), 1 << 16, 1 << 20))
+    link.open(Session("s", cast(transport.GrpcTransport, _Sent(messages)), 1 << 16, 1 << 20))
     differences = Differences(link, BufferPool(), lambda count: None)
     base = tensor_pb2.Resource(
         kind=tensor_pb2.RESOURCE_KIND_MODEL, digest=digest_message(LAYOUT.digest(BASE)), is_base=True

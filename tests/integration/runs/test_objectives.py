@@ -11,7 +11,7 @@ from fl_ops.simulate.clients import SimulatedClients
 from fl_ops.simulate.simulation import Simulation
 from fl_server.run_settings.spec import from_spec
 from fl_tasks.partitioning.file import Partition, save_partition
-from fl_tasks.partitioning.partition import PartitionSpec
+from fl_tasks.partitioning.spec import PartitionSpec
 from tests.processes.federation import Coordinator, Daemon, run_spec
 from tests.processes.process import HERE, Workspace
 from tests.processes.quadratic_task import EXAMPLES, Quadratic

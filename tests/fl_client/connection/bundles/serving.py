@@ -13,7 +13,8 @@ from fl_client.connection.transport import Fetched, GrpcTransport, _fetched
 from fl_client.errors import ResourceGone
 from fl_server.aggregation.outgoing import Broadcast, Outgoing, in_encoding, make_broadcast
 from fl_server.run_settings.spec import from_values
-from protos.codec import Layout, encode_chunk, encode_fetch_header, pack
+from protos.chunks import encode_chunk, encode_fetch_header
+from protos.codec import Layout, pack
 from protos.encodings import EncodedLayout, EncodingSpec, decode
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.tensor_pb2 import (

@@ -17,7 +17,7 @@ from fl_client.connection.link import Backoff, Link, RetryDelays, Session
 from fl_client.connection.transport import Fetched, GrpcTransport
 from fl_client.errors import BrokenTransfer, WorkFailed
 from protos import codec
-from protos.chunks import read_chunk
+from protos.chunks import make_chunk, read_chunk
 from protos.encodings import PLAIN, EncodedLayout, EncodingSpec, decode, encode
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import tensor_pb2
@@ -53,7 +53,7 @@ class Scripted(GrpcTransport):
         self.offsets.append(request.offset)
         yield pb.FetchModelResponse(header=pb.ResourceHeader(resource=RESOURCE, manifest=self.manifest))
         for offset, length in self.spans.pop(0):
-            yield self.form(pb.FetchModelResponse(chunk=codec.make_chunk(self.data, offset, length)))
+            yield self.form(pb.FetchModelResponse(chunk=make_chunk(self.data, offset, length)))
 
 
 def _read_in_place(message: pb.FetchModelResponse) -> Fetched:
@@ -207,7 +207,7 @@ async def test_empty_streams_are_given_up(monkeypatch: pytest.MonkeyPatch) -> No
             self.offsets.append(request.offset)
             if len(self.offsets) == MAX_STALLS:
                 yield pb.FetchModelResponse(header=pb.ResourceHeader(manifest=LAYOUT.to_manifest()))
-                yield pb.FetchModelResponse(chunk=codec.make_chunk(DATA, 0, 64))
+                yield pb.FetchModelResponse(chunk=make_chunk(DATA, 0, 64))
             await asyncio.Event().wait()
 
     connection = Silent()
@@ -226,7 +226,7 @@ async def test_a_step_far_back_is_refused() -> None:
     class Rewinding(Scripted):
         async def fetch(self, request: pb.FetchModelRequest, header_bytes: int) -> AsyncGenerator[Fetched, None]:
             for offset, length in self.spans.pop(0):
-                yield pb.FetchModelResponse(chunk=codec.make_chunk(bytes(size), offset, length))
+                yield pb.FetchModelResponse(chunk=make_chunk(bytes(size), offset, length))
 
     session = Session("s", Rewinding(*spans), 4 << 20, 4 << 20)
     with pytest.raises(BrokenTransfer, match="ended at byte 4194304"):
