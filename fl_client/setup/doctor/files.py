@@ -161,13 +161,13 @@ def check_certificates(config: ClientConfig) -> list[Finding]:
         if not config.insecure_remote:
             return [ok("identity", message)]
         return [warn("identity", message, "everyone on the network can read and change what is sent: add [tls]")]
-    faults = _files(config.tls) or _dates(config.tls) + _use(config.tls.cert)
+    certificate = x509.load_pem_x509_certificate(config.tls.cert.read_bytes())  # identity_of has read it
+    faults = _files(config.tls, certificate) or _dates(config.tls, certificate) + _use(certificate)
     return [ok("identity", f"{name}, by {config.tls.cert}"), *faults]
 
 
-def _files(tls: TlsConfig) -> list[Finding]:
+def _files(tls: TlsConfig, certificate: x509.Certificate) -> list[Finding]:
     """Failures that prevent the other checks."""
-    certificate = x509.load_pem_x509_certificate(tls.cert.read_bytes())  # identity_of has read it
     if read(tls.ca) is None:
         return [fail("tls.ca", f"expected a certificate in PEM in {tls.ca}, got {_content(tls.ca)}", _COPY_CA)]
     try:
@@ -185,14 +185,11 @@ def _files(tls: TlsConfig) -> list[Finding]:
         check_private_key(tls.key, "tls.key")
     except SettingsError as error:
         message = str(error).removeprefix("tls.key: ")
-        return [fail("tls.key", message, f"chmod 600 {tls.key}"), *_dates(tls), *_use(tls.cert)]
+        return [fail("tls.key", message, f"chmod 600 {tls.key}"), *_dates(tls, certificate), *_use(certificate)]
     return []
 
 
-def _dates(tls: TlsConfig) -> list[Finding]:
-    certificate = read(tls.cert)
-    if certificate is None:
-        return []
+def _dates(tls: TlsConfig, certificate: x509.Certificate) -> list[Finding]:
     now, end = datetime.now(UTC), certificate.not_valid_after_utc
     renewal = ENROLL if tls.renew else RENEW
     if invalid := invalid_now(certificate, now):
@@ -217,11 +214,10 @@ def _renewed_in_time(tls: TlsConfig, now: datetime, end: datetime) -> Finding:
     return ok("tls.cert", f"{until}; the daemon renews it from {due:%Y-%m-%d %H:%M} UTC on")
 
 
-def _use(path: Path) -> list[Finding]:
+def _use(certificate: x509.Certificate) -> list[Finding]:
     """Check that a certificate with named uses has clientAuth among them."""
-    certificate = read(path)
     try:
-        uses = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) if certificate else []
+        uses = list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     except x509.ExtensionNotFound:
         return []
     if ExtendedKeyUsageOID.CLIENT_AUTH in uses:
