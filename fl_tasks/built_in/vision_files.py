@@ -11,7 +11,7 @@ import hashlib
 import io
 import pickle
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,8 @@ CIFAR_SHORT_MD5 = {
 
 def fashion_mnist(root: Path, train: bool, download: bool) -> Images:
     """60,000 training or 10,000 test images, [n, 1, 28, 28]."""
-    kind = import_torchvision().datasets.FashionMNIST
-    folder, prefix = root / "FashionMNIST" / "raw", "train" if train else "t10k"
-    files = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
-    with _errors_named(folder, files):
-        if download:
-            _fetch_mnist(kind, root)
-        return _read_images(folder / files[0]).unsqueeze(1), _read_labels(folder / files[1])
+    with _mnist_files("FashionMNIST", "train" if train else "t10k", root, download) as (images, labels):
+        return _read_images(images).unsqueeze(1), _read_labels(labels)
 
 
 def cifar10(root: Path, train: bool, download: bool) -> Images:
@@ -77,20 +72,14 @@ def cifar100(root: Path, train: bool, download: bool) -> Images:
 
 def emnist(root: Path, split: str, train: bool, download: bool) -> Images:
     """The training or the test images of a split, [n, 1, 28, 28], upright; the files store them transposed."""
-    folder, files = _emnist_files(root, split, "train" if train else "test")
-    with _errors_named(folder, files):
-        if download:
-            _fetch_mnist(import_torchvision().datasets.EMNIST, root, split)
-        return _read_images(folder / files[0]).transpose(1, 2).unsqueeze(1), _read_labels(folder / files[1])
+    with _emnist_files(root, split, train, download) as (images, labels):
+        return _read_images(images).transpose(1, 2).unsqueeze(1), _read_labels(labels)
 
 
 def emnist_labels(root: Path, split: str, train: bool, download: bool) -> Tensor:
     """The training or the test labels of a split. The images are not read."""
-    folder, files = _emnist_files(root, split, "train" if train else "test")
-    with _errors_named(folder, files):
-        if download:
-            _fetch_mnist(import_torchvision().datasets.EMNIST, root, split)
-        return _read_labels(folder / files[1])
+    with _emnist_files(root, split, train, download) as (_, labels):
+        return _read_labels(labels)
 
 
 def cifar10_holds_out_batch_5(root: Path) -> bool:
@@ -110,9 +99,19 @@ def lacks_official_test(root: Path) -> str:
     )
 
 
-def _emnist_files(root: Path, split: str, part: str) -> tuple[Path, list[str]]:
-    prefix = f"emnist-{split}-{part}"
-    return root / "EMNIST" / "raw", [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
+def _emnist_files(root: Path, split: str, train: bool, download: bool) -> AbstractContextManager[tuple[Path, Path]]:
+    return _mnist_files("EMNIST", f"emnist-{split}-{'train' if train else 'test'}", root, download, split)
+
+
+@contextmanager
+def _mnist_files(kind: str, prefix: str, root: Path, download: bool, *split: str) -> Iterator[tuple[Path, Path]]:
+    """The files of images and of labels, which are downloaded first if the caller wants it. Errors name them."""
+    datasets = import_torchvision().datasets
+    folder, files = root / kind / "raw", [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
+    with _errors_named(folder, files):
+        if download:
+            _fetch_mnist(getattr(datasets, kind), root, *split)
+        yield folder / files[0], folder / files[1]
 
 
 def _read_images(path: Path) -> Tensor:
