@@ -95,7 +95,7 @@ from algorithms.parameters import (
     SharePerRound,
 )
 from algorithms.reducers import BUILT_IN as BUILT_IN_REDUCERS
-from algorithms.reducers import Geometry, Reducer, add_reducer, build_reducer
+from algorithms.reducers import Geometry, Reducer, add_reducer, build_reducer, reducer_parameters
 from algorithms.registry import add_method, build, is_known, names, parameters_of
 from algorithms.rounds import Participant, RoundResult, RunState, run_round, start_run
 from algorithms.schedules import Schedule, Schedules, at_round, check_schedules, values_in
@@ -187,6 +187,7 @@ __all__ = [
     "omega",
     "parameters_of",
     "read_state",
+    "reducer_parameters",
     "run_round",
     "start_run",
     "sum_exchange",

@@ -3,6 +3,6 @@
 `robust` has the built-in ones, `reducer` the interface and all that this process knows.
 """
 
-from algorithms.reducers.reducer import BUILT_IN, Geometry, Reducer, add_reducer, build_reducer
+from algorithms.reducers.reducer import BUILT_IN, Geometry, Reducer, add_reducer, build_reducer, reducer_parameters
 
-__all__ = ["BUILT_IN", "Geometry", "Reducer", "add_reducer", "build_reducer"]
+__all__ = ["BUILT_IN", "Geometry", "Reducer", "add_reducer", "build_reducer", "reducer_parameters"]

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from algorithms.outside_code import outside_code
-from algorithms.parameters import AlgorithmError, check_builder, declared, made_by, read_parameters, unknown
+from algorithms.parameters import (
+    AlgorithmError,
+    Parameters,
+    check_builder,
+    declared,
+    made_by,
+    read_parameters,
+    unknown,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +126,15 @@ def build_reducer(name: str, /, **parameters: object) -> Reducer:
     Raises:
         AlgorithmError: the reducer or a parameter is unknown, or a value is out of range.
     """
+    return made_by(name, _builder(name), read_parameters(name, reducer_parameters(name), parameters), Reducer)
+
+
+def reducer_parameters(name: str) -> Parameters:
+    """The declarations of its parameters. Raises AlgorithmError for an unknown reducer."""
+    return declared(_builder(name))
+
+
+def _builder(name: str) -> Callable[..., Reducer]:
     if name not in _OUTSIDE:
         raise AlgorithmError(unknown("reducer", name, [*BUILT_IN, *_OUTSIDE]))
-    builder = _OUTSIDE[name]
-    return made_by(name, builder, read_parameters(name, declared(builder), parameters), Reducer)
+    return _OUTSIDE[name]
