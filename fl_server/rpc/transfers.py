@@ -161,7 +161,14 @@ class WorkerUpload:
                 await self._forget_parts()
             raise
         finally:
-            self._services.spool.free(self._key)
+            await self._free()
+
+    async def _free(self) -> None:
+        """Let others write the file. A worker may have opened its own after the files of an ended run were removed."""
+        services, key = self._services, self._key
+        services.spool.free(key)
+        if self._upload.is_over():
+            await asyncio.shield(services.in_io(services.spool.remove_run, key.run_id))
 
     @property
     def _name(self) -> str:
@@ -186,7 +193,7 @@ class WorkerUpload:
             raise Decided(await upload.failed(error)) from error
         size, disk = upload.header.size_bytes, self._uploads.disk
         reserving = asyncio.ensure_future(
-            disk.of_client(upload.client, services.spool.reserve, key, self._digest, size)
+            disk.of_client(upload.client, services.spool.reserve, key, self._digest, size, upload.is_over)
         )
         try:
             await asyncio.shield(reserving)

@@ -72,6 +72,10 @@ class OpenUpload(Protocol):
         """Raise if the client may not go on."""
         ...
 
+    def is_over(self) -> bool:
+        """Whether the run has ended, so that nothing of it may be kept; any thread asks."""
+        ...
+
     def wrote(self, count: int) -> None:
         """So many bytes more are on the disk."""
         ...
@@ -174,7 +178,7 @@ class PartReceiver:
         header, client = upload.header, upload.client
         digest, key = digest_bytes(header.digest), spool_key(header.key, client)
         opening = asyncio.ensure_future(
-            self._disk.of_client(client, self._disk.spool.open_part, key, digest, header.size_bytes)
+            self._disk.of_client(client, self._disk.spool.open_part, key, digest, header.size_bytes, upload.is_over)
         )
         try:
             part = await asyncio.shield(opening)

@@ -294,6 +294,10 @@ class ControlledUpload:
         """See OpenUpload. The client may be banned by now, or have a newer session."""
         self._services.fleet.sessions.of_call(self.header.session_id)
 
+    def is_over(self) -> bool:
+        """See OpenUpload."""
+        return self.submission.run.ended
+
     def wrote(self, count: int) -> None:
         """See OpenUpload."""
         self._services.metrics.bytes.labels("up", "update").inc(count)

@@ -108,6 +108,10 @@ class RelayedUpload:
     def check(self) -> None:
         """See OpenUpload. The end of the coordinator's call ends `unless_ended`."""
 
+    def is_over(self) -> bool:
+        """See OpenUpload. The coordinator removes what is left when its call ends."""
+        return False
+
     def wrote(self, count: int) -> None:
         """See OpenUpload. `advance` reports them."""
 

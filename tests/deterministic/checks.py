@@ -47,7 +47,7 @@ def _check_rounds(life: Life, store: Store) -> None:
     """
     commits, record = store.commits(RUN), store.runs()[0]
     numbers, rounds = [commit.round for commit in commits], record.spec["stop"]["rounds"]
-    whole = record.state == "stopped" or len(commits) == rounds
+    whole = record.state in {"stopped", "failed"} or len(commits) == rounds  # one that failed had a cause
     assert whole and numbers == list(range(len(commits))), f"a run has all of its rounds: {numbers} of {rounds}"  # noqa: PT018 - one check
     updates = set[tuple[str, int]]()
     for commit in commits:

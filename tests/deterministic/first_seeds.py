@@ -160,3 +160,6 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
     },
 }
 """By depth: each planted fault with the check that finds it and the first seed whose life does."""
+
+FOUND = (501571, 502793)
+"""Lives of depth 2 that have found a fault: of a check of liars, and an upload that was opened after its run's end."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.deterministic.first_seeds import PLANTED
+from tests.deterministic.first_seeds import FOUND, PLANTED
 
 ROOT = Path(__file__).parents[2]
-ROW = range(38)
+ROW = range(36)
 
 
 def simulated(*arguments: str) -> Any:
@@ -30,7 +30,10 @@ Lines = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Lines]:
-    """The summary of fifty lives, a row and those that find planted faults, in one process; the line of each."""
+    """The summary of fifty lives in one process, and the line of each.
+
+    They are a row, those that find planted faults, and those that have found another fault.
+    """
     results = tmp_path_factory.mktemp("lives") / "lives.jsonl"
     options = ("--seeds", f"{ROW.start}:{ROW.stop}", "--known", "--batch", "1", "--results", str(results))
     return simulated("--depth", "2", *options), lines_of(results)
@@ -48,7 +51,7 @@ def test_lives_of_the_whole_system_keep_every_promise(lives: tuple[Any, Lines]) 
     """
     summary, lines = lives
     seeds = [line["seeds"][0] for line in lines]
-    assert sorted(seeds) == sorted({*ROW, *(seed for _, seed in PLANTED[2].values())})
+    assert sorted(seeds) == sorted({*ROW, *FOUND, *(seed for _, seed in PLANTED[2].values())})
     assert (summary["lives"], summary["failed"]) == (len(seeds), {})
     assert {"kill", "term", "block", "call", "full", "lie", "operator"} <= summary["faults"].keys()
 

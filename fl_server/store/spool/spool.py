@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from fl_common.files import fsync_path, make_folders
 from fl_server.store.errors import (
@@ -37,6 +38,10 @@ from fl_server.store.spool.part_file import PartBusy, PartFile, SpoolParts, Stor
 
 _FOLDERS = re.compile(r"run-(?P<run>[^/]+)/round-(?P<round>\d+)/exchange-(?P<exchange>\d+)")
 _FINAL = re.compile(r"(?P<client>.+)\.(?P<digest>(?:[0-9a-f]{2})+)\.update")
+
+
+def _never() -> bool:
+    return False
 
 
 class TooManyUnfinished(StoreError):
@@ -147,11 +152,15 @@ class Spool:
                 for folder in (self._directory, *(path for path in self._directory.rglob("*") if path.is_dir())):
                     fsync_path(folder)
 
-    def open_part(self, key: SpoolKey, digest: bytes, size: int) -> PartFile:
+    def open_part(self, key: SpoolKey, digest: bytes, size: int, is_over: Callable[[], bool] = _never) -> PartFile:
         """Begin an upload of `size` bytes, or continue one of the same digest and size. Another digest starts over.
 
-        Raises PartBusy while another writer has it open, StoreFull when the disk has no room for the whole update, and
-        TooManyUnfinished when the client has too many open. A sealed update comes back with all its bytes kept.
+        is_over: whether the run has ended. Its files may have been removed while this waited for a thread, and nobody
+        would remove these later.
+
+        Raises PartBusy while another writer has it open, StoreFull when the disk has no room for the whole update,
+        TooManyUnfinished when the client has too many open, and StoreError if the run is over. A sealed update comes
+        back with all its bytes kept.
         """
         paths = self._paths(key, digest)
         if size < 0:
@@ -160,7 +169,11 @@ class Spool:
         part = None
         try:
             self._make_place(key, paths, size)
-            part = self._opened(paths, digest, size)
+            opened = self._opened(paths, digest, size)
+            if is_over():
+                opened.close()
+                self._refuse_over(key)
+            part = opened
             return part
         finally:
             with self._lock:
@@ -169,18 +182,24 @@ class Spool:
                 else:
                     self._parts[key] = part
 
-    def reserve(self, key: SpoolKey, digest: bytes, size: int) -> None:
+    def reserve(self, key: SpoolKey, digest: bytes, size: int, is_over: Callable[[], bool] = _never) -> None:
         """Let another process write this upload, which has the folder too, until `free`.
 
-        What nothing of is kept gets a spare file. Raises as `open_part`.
+        What nothing of is kept gets a spare file. is_over, and what is raised: as of `open_part`.
         """
         paths = self._paths(key, digest)
         self._reserve(key)
         try:
             self._make_place(key, paths, size, spare=True)
+            if is_over():
+                self._refuse_over(key)
         except BaseException:
             self.free(key)
             raise
+
+    def _refuse_over(self, key: SpoolKey) -> NoReturn:
+        self.remove_run(key.run_id)
+        raise StoreError(f"the upload {key} is of a run that is over: nothing more is kept of it")
 
     def free(self, key: SpoolKey) -> None:
         """The other process does not write the upload any more."""

@@ -262,6 +262,22 @@ def test_a_round_or_a_run_can_be_removed(spool: Spool, root: Path) -> None:
     assert left == [["c", "d"], ["d"]]
 
 
+@pytest.mark.parametrize("open_", [Spool.open_part, Spool.reserve])
+def test_an_upload_that_waited_past_the_end_of_its_run_leaves_no_file(
+    spool: Spool, root: Path, open_: Callable[..., object]
+) -> None:
+    """The run's files were removed before the upload's place was made, and nobody else would remove that."""
+
+    def is_over() -> bool:
+        assert list(root.glob("run-r1/*/*"))  # the place is made
+        return True
+
+    with pytest.raises(StoreError, match="a run that is over"):
+        open_(spool, KEY, DIGEST, len(DATA), is_over)
+    assert not [path for path in root.rglob("*") if "r1" in path.name or path.is_file()]
+    spool.open_part(KEY, DIGEST, len(DATA)).close()  # the run has been extended
+
+
 def test_a_sweep_lists_the_updates_on_disk(spool: Spool, root: Path) -> None:
     """It returns whole updates and unfinished uploads. It removes a part without notes, and notes without a part."""
     whole = SpoolKey("r2", 3, 1, "a.part")
