@@ -157,26 +157,22 @@ def track_cell(runs: OpenRuns, cell: Cell, result: CellResult) -> None:
 
 def of_result(done: RoundResult, at: float) -> RoundFacts:
     """A simulated round, under the names of a coordinator's."""
-    values = grouped({
-        **_metrics(done.metrics, done.measured),
-        "training": {"loss": done.training_loss},
-        "bytes": {"down": done.bytes_down, "up": done.bytes_up},
-        "seconds": {"round": done.seconds, "simulated": done.simulated_s},
-        "cohort": {"accepted": len(done.accepted), "dropped": done.dropped, "attempts": done.attempts},
-    })  # fmt: skip
+    cohort = {"accepted": len(done.accepted), "dropped": done.dropped, "attempts": done.attempts}
+    values = _values(done, cohort, {"round": done.seconds, "simulated": done.simulated_s})
     return RoundFacts(done.round, at, {**values, **last_values(done.local_epochs)})
 
 
 def of_row(row: RoundRow, at: float) -> RoundFacts:
     """A round of a cell, whose file has fewer values."""
-    values = grouped({
-        **_metrics(row.metrics, row.measured),
-        "training": {"loss": row.training_loss},
-        "bytes": {"down": row.bytes_down, "up": row.bytes_up},
-        "seconds": {"round": row.seconds},
-        "cohort": {"accepted": row.accepted},
-    })  # fmt: skip
-    return RoundFacts(row.round, at, values)
+    return RoundFacts(row.round, at, _values(row, {"accepted": row.accepted}, {"round": row.seconds}))
+
+
+def _values(
+    of: RoundResult | RoundRow, cohort: Mapping[str, float], seconds: Mapping[str, float | None]
+) -> dict[str, float]:
+    training, moved = {"loss": of.training_loss}, {"down": of.bytes_down, "up": of.bytes_up}
+    groups = _metrics(of.metrics, of.measured)
+    return grouped({**groups, "training": training, "bytes": moved, "seconds": seconds, "cohort": cohort})
 
 
 def _metrics(metrics: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, dict[str, float]]:
