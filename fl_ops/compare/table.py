@@ -65,15 +65,12 @@ class MethodSection(Section):
 
     def variants(self, learning_rate: float) -> list[Choice]:
         """Every combination of the values to search, at this rate; the one of the first values first."""
-        return [
-            self._variant(learning_rate, dict(zip(self.tune, combination, strict=True)))
-            for combination in product(*self.tune.values())
-        ]
-
-    def _variant(self, learning_rate: float, tuned: dict[str, Scalar]) -> Choice:
-        own = {key: value for key, value in tuned.items() if key != CLIPPING}
-        clipping = {CLIPPING: tuned[CLIPPING]} if CLIPPING in tuned else {}
-        return Choice(learning_rate, self.parameters | own, self.local | clipping, self.options)
+        variants = []
+        for combination in product(*self.tune.values()):
+            own = dict(zip(self.tune, combination, strict=True))
+            clipping = {CLIPPING: own.pop(CLIPPING)} if CLIPPING in own else {}
+            variants.append(Choice(learning_rate, self.parameters | own, self.local | clipping, self.options))
+        return variants
 
 
 class TuningSection(Section):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -125,25 +127,22 @@ def _landscapes(models: list[Path], run: PreparedRun, section: SharpnessSection,
         sample = Sample(run, section)
         losses = [sample.loss_of(path) for path in models]  # all are read before the work begins
         return [
-            sample.landscape(label, loss, grid, _Progress(label, len(grid.places)).advance)
+            sample.landscape(label, loss, grid, _progress(label, len(grid.places)))
             for label, loss in zip(labels_of(models), losses, strict=True)
         ]
 
 
-class _Progress:
-    """A line on the terminal's stderr with the points that are done."""
+def _progress(label: str, points: int) -> Callable[[], None]:
+    """Called after each point: shows on the terminal's stderr how many are done."""
+    done = itertools.count(1)
 
-    def __init__(self, label: str, points: int) -> None:
-        self._label, self._points, self._done = label, points, 0
-
-    def advance(self) -> None:
-        """A point is done."""
-        self._done += 1
+    def advance() -> None:
+        number = next(done)
         if sys.stderr.isatty():
-            end = "\r" if self._done < self._points else "\n"
-            print(
-                f"{self._label}: {self._done} of {counted(self._points, 'point')}", end=end, file=sys.stderr, flush=True
-            )
+            end = "\r" if number < points else "\n"
+            print(f"{label}: {number} of {counted(points, 'point')}", end=end, file=sys.stderr, flush=True)
+
+    return advance
 
 
 def _write(targets: list[Target], landscapes: list[Landscape], grid: Grid, title: str) -> None:

@@ -16,7 +16,7 @@ from fl_ops.render import output
 from fl_ops.render.fitted import FittedTable
 
 if TYPE_CHECKING:
-    from algorithms.parameters import Parameter, Parameters
+    from algorithms.parameters import Parameters
 
 
 @command
@@ -79,22 +79,12 @@ def _described(name: str) -> dict[str, Any]:
 
 
 def _rows(parameters: Parameters) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "values": _values(parameter),
-            "default": parameter.default,
-            "schedule": parameter.per_round,
-        }
-        for name, parameter in parameters.items()
-    ]
-
-
-def _values(parameter: Parameter) -> str:
-    """What it accepts, in words."""
     from algorithms.parameters import described
 
-    return described(parameter.kind)
+    return [
+        {"name": name, "values": described(it.kind), "default": it.default, "schedule": it.per_round}
+        for name, it in parameters.items()
+    ]
 
 
 def _list(rows: list[dict[str, str]]) -> RenderableType:
