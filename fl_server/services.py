@@ -88,7 +88,8 @@ class EvaluationSlots:
                     place.engine.model.leave_evaluation(GIVES_WAY)
             async with self._changed:
                 try:
-                    await asyncio.wait_for(self._changed.wait(), _AGAIN_S)
+                    async with asyncio.timeout(_AGAIN_S):
+                        await self._changed.wait()
                 except TimeoutError:
                     continue
 

@@ -132,7 +132,8 @@ class Packages:
                     self._differs = False
                     self._changed.set()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._work.wait(), CHECK_S)
+                    async with asyncio.timeout(CHECK_S):
+                        await self._work.wait()
                 self._work.clear()
         finally:
             for trainer in (*self._running.values(), *self._ready.values()):

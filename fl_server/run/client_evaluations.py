@@ -129,7 +129,8 @@ class ClientEvaluations:
     async def _wait_and_summarise(self, one: _Evaluation) -> None:
         if one.outstanding:
             with suppress(TimeoutError):
-                await asyncio.wait_for(one.over.wait(), one.ends - time.monotonic())
+                async with asyncio.timeout(one.ends - time.monotonic()):
+                    await one.over.wait()
         del self._under_way[one.round]
         if one.outstanding:
             log.warning(

@@ -143,7 +143,8 @@ class RunControl(RunTasks):
     async def wait_until_ended(self, seconds: float) -> None:
         """Wait until the run has ended, at most so long."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
 
     async def process_events(self) -> None:
         """Process events until the run is over. `start` starts it again for a run that is extended."""

@@ -15,8 +15,11 @@ import pytest
 from fl_server.aggregation.snapshot import RunModel, Snapshot
 from fl_server.rounds.state import Phase
 from fl_server.run.run import Run
+from fl_server.store.errors import StoreFull
+from fl_server.store.records import ClientEvaluation
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import Assignment, ExchangeKey
+from tests.fl_server.client_evaluation import WITH_CLIENT_EVALUATION
 from tests.fl_server.devices import Device
 from tests.fl_server.harness import TIMEOUT_S, World, until
 
@@ -147,3 +150,23 @@ async def test_the_last_evaluation_of_a_run_that_is_over_is_made_up(tmp_path: Pa
         slow.released.set()
     async with coordinator(tmp_path, slow) as world:
         await evaluated(world, 2)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_run_that_closes_as_its_evaluation_ends_waits_for_no_disk(tmp_path: Path, turns: int) -> None:
+    """In each turn of the event loop after the last answer: a cancellation is not lost, and no write is tried again."""
+    async with World(tmp_path) as world:
+        device = await Device("a", eval_examples=10).connect(world)
+        run = await world.create(**WITH_CLIENT_EVALUATION, round={"clients_per_round": 1})
+        await device.asked_to_evaluate()
+        ends, run.client_evaluations.answers = run.client_evaluations._under_way[0].over, full  # type: ignore[method-assign]
+        ends.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(run.close(), 20.0)
+        assert not run._tasks
+
+
+async def full(round_: int) -> list[ClientEvaluation]:
+    """The disk of the ledger is full."""
+    raise StoreFull(f"round {round_}")
