@@ -135,8 +135,10 @@ class StoredFiles(ObjectReader):
         with self._lock:
             for file in files:
                 self._files[file.name] = file
-                others = set(self._loose.pop(file.name, ())) - set(file.parts)
-                unused += (f"{file.name}/{part}" for part in others)
+                others = {part: size for part, size in self._loose.pop(file.name, {}).items() if part not in file.parts}
+                if others:  # known until their removal is written: the ledger may be away, and nobody else finds them
+                    self._loose[file.name] = others
+                    unused += (f"{file.name}/{part}" for part in others)
         self._removed([], unused)
 
     def send(self, name: str, number: int, data: bytes, *, durable: bool) -> str:

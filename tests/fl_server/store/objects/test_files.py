@@ -159,6 +159,34 @@ def test_a_removal_that_a_kill_cut_short_is_done_by_the_next_one(machines: Machi
     assert len(machines.objects()) == -(-len(DATA) // PART)
 
 
+def test_a_part_that_is_not_needed_goes_later_if_the_ledger_is_away(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part whose answer was lost is there twice, and the ledger is away when the file counts with one of them."""
+    one = machines.start("one")
+    part = one.spool.open_part(KEY, DIGEST, len(DATA))
+    part.write(0, DATA[:PART])
+    wait(part.sending)
+    [first] = machines.objects()
+    machines.bucket.put(f"{one.files.root}/{first.replace('00000.', '00000.0')}", DATA[:PART])
+    two = machines.start("two")
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("the ledger is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(two.ledger.store, "remove_stored_files", away)
+        part = two.spool.open_part(KEY, DIGEST, len(DATA))
+        part.write(PART, DATA[PART:])
+        with pytest.raises(StoreUnavailable):
+            part.seal()
+        part.close()
+    two.admit()
+    two.spool.remove_run("r1")
+    two.files.remove_objects()
+    assert machines.objects() == []
+
+
 def test_another_update_of_a_client_replaces_its_unfinished_one(machines: Machines) -> None:
     """No client fills the store with beginnings of updates."""
     one = machines.start()
