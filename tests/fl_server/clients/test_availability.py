@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from fl_server.clients.client_records import LONGEST_PAUSE_S
 from fl_server.rounds import effects
 from fl_server.rpc.views import client_status, run_status
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -137,3 +140,13 @@ async def test_a_repeated_report_changes_nothing(world: World) -> None:
     version = world.fleet.changes.version
     await report_availability(world, a, ON_BATTERY)
     assert world.fleet.changes.version == version
+
+
+async def test_a_report_in_which_the_machine_stands_still_delays_the_next_by_a_second(world: World) -> None:
+    """Else a virtual machine that is moved for three seconds would draw nobody for a minute."""
+    changes = world.fleet.changes
+    changes.listener = SimpleNamespace(fleet_changed=lambda: time.sleep(0.2))  # type: ignore[assignment]  # a double
+    changes.changed()
+    await until(lambda: changes.reported, "the change is reported")
+    changes.listener = None
+    assert changes._pause_s == LONGEST_PAUSE_S

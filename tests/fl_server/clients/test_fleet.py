@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from structlog.testing import capture_logs
 
 from fl_server.clients import registration
 from fl_server.clients import registration as registration_module
-from fl_server.clients.client_records import LONGEST_PAUSE_S
 from fl_server.clients.registration import common_protocol
 from fl_server.errors import Fenced, Forbidden, InvalidInput, NoCommonProtocol, NoSuchRun, NotNow, UnknownSessionError
 from fl_server.identity import Identity, caller
@@ -51,16 +49,6 @@ async def test_a_storm_of_changes_is_processed_once(world: World) -> None:
     assert not checks
     await until(lambda: world.fleet.changes.reported, "the change is reported")
     assert checks == ["99"]
-
-
-async def test_a_report_in_which_the_machine_stands_still_delays_the_next_by_a_second(world: World) -> None:
-    """Else a virtual machine that is moved for three seconds would draw nobody for a minute."""
-    changes = world.fleet.changes
-    changes.listener = SimpleNamespace(fleet_changed=lambda: time.sleep(0.2))  # type: ignore[assignment]  # a double
-    changes.changed()
-    await until(lambda: changes.reported, "the change is reported")
-    changes.listener = None
-    assert changes._pause_s == LONGEST_PAUSE_S
 
 
 async def test_each_new_begin_of_a_privacy_account_is_in_the_history_once(world: World) -> None:
