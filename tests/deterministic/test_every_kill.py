@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--who", "server", "--every", "120", "--abandoned"),
+        ("--who", "server", "--every", "150", "--abandoned"),
         *(
             pytest.param(arguments, marks=pytest.mark.slow)
             for arguments in (
@@ -34,4 +34,4 @@ def test_a_kill_at_any_write_changes_no_bit(arguments: tuple[str, ...]) -> None:
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
     summary = json.loads(done.stdout.splitlines()[-1])
     assert (summary["wrong"], done.returncode) == ({}, 0)
-    assert summary["lives"] > 2
+    assert summary["lives"] >= 2

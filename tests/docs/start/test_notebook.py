@@ -95,7 +95,7 @@ def test_the_import_is_light() -> None:
     assert done.stdout == "set() set()\n"
     assert all(callable(getattr(fl_ops, name)) for name in fl_ops.__all__)
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
-        _ = fl_ops.conect
+        _ = fl_ops.conect  # type: ignore[attr-defined]  # a wrong name
 
 
 @pytest.mark.parametrize("insecure", [True, False])

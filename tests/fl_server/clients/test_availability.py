@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fl_server.clients.client_records import LONGEST_PAUSE_S
+from fl_server.clients.client_records import LONGEST_PAUSE_S, FleetListener
 from fl_server.rounds import effects
 from fl_server.rpc.views import client_status, run_status
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -148,5 +148,5 @@ async def test_a_report_in_which_the_machine_stands_still_delays_the_next_by_a_s
     changes.listener = SimpleNamespace(fleet_changed=lambda: time.sleep(0.2))  # type: ignore[assignment]  # a double
     changes.changed()
     await until(lambda: changes.reported, "the change is reported")
-    changes.listener = None
+    changes.listener = FleetListener()
     assert changes._pause_s == LONGEST_PAUSE_S
