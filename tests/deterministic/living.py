@@ -65,7 +65,8 @@ def live(plan: Plan) -> Result:
         gc.enable()
         structlog.configure(**before)
         sys.unraisablehook = hook
-    assert result.error or life() is None, "the life is over and something holds it: the memory of many would grow"
+    if life() is not None and not result.error:
+        raise RuntimeError("the life is over and something holds it: the memory of many lives would grow")
     return result
 
 

@@ -218,11 +218,14 @@ class PartFile:
         _write_all(file, piece, self._kept)
         end = self._kept + len(piece)
         if self._notes is not None:
-            _write_all(self._notes, NOTE.pack(end, crc), self._at)
-            self._at += NOTE.size
+            self._write_note(self._notes, end, crc)
         self._kept = end
         if self._sender is not None:
             self._sender.reached(end)
+
+    def _write_note(self, notes: int, end: int, crc: int) -> None:
+        _write_all(notes, NOTE.pack(end, crc), self._at)
+        self._at += NOTE.size
 
     def _opened(self) -> int:
         if self._file is None:

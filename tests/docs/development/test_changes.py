@@ -156,7 +156,9 @@ STEPPING = '    STEPPING = "stepping"\n'
 EVENT = "@dataclass(frozen=True, slots=True)\nclass StepComputed"
 EFFECT = "@dataclass(frozen=True, slots=True)\nclass Commit:"
 RULE = "    (Phase.STEPPING, ev.StepComputed): "
-COLLECTING = "from fl_server.rounds.collecting import (\n"
+STEPPED = "committing.stepped,\n"
+CHECKED = "    (Phase.CHECKING, ev.ModelChecked): "
+MODULES = "from fl_server.rounds import buffer, "
 HANDLER = "            effects.ComputeStep: self._compute_step,\n"
 COMMIT = "    async def _commit_model(self, command: effects.Commit) -> None:\n"
 WORK = "Phase.STEPPING, Phase.COMMITTING)\n"
@@ -167,8 +169,8 @@ PHASE = (
     (f"{ROUNDS}/events.py", "| StepComputed |", "| StepComputed | ModelChecked |"),
     (f"{ROUNDS}/effects.py", EFFECT, f"@dataclass(frozen=True, slots=True)\nclass CheckModel:\n    pass\n\n\n{EFFECT}"),
     (f"{ROUNDS}/effects.py", "| ComputeStep |", "| ComputeStep | CheckModel |"),
-    (f"{ROUNDS}/machine.py", f"{RULE}stepped,\n", f"{RULE}check,\n    (Phase.CHECKING, ev.ModelChecked): stepped,\n"),
-    (f"{ROUNDS}/machine.py", COLLECTING, f"from fl_server.rounds.checking import check\n{COLLECTING}"),
+    (f"{ROUNDS}/machine.py", f"{RULE}{STEPPED}", f"{RULE}checking.check,\n{CHECKED}{STEPPED}"),
+    (f"{ROUNDS}/machine.py", MODULES, f"{MODULES}checking, "),
     (f"{ROUNDS}/state.py", WORK, f"Phase.CHECKING, {WORK}"),
     (COMPUTATION, HANDLER, f"{HANDLER}            effects.CheckModel: self._check_model,\n"),
     (
