@@ -242,7 +242,8 @@ class Standby:
                 if (opened := await self._try()) is not None:
                     return opened
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(leaving.wait(), LOOK_EVERY_S)
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await leaving.wait()
             with suppress(StoreError):
                 await self._in_thread(self._watch.forget)
             return None

@@ -137,7 +137,8 @@ class SigningKeys:
         config = self._config
         self._tried_at = self._clock()
         try:
-            raw = await asyncio.wait_for(asyncio.to_thread(_content, config), 2 * READ_S)
+            async with asyncio.timeout(2 * READ_S):
+                raw = await asyncio.to_thread(_content, config)
             keys = usable_keys(raw, config.algorithms)
         except (OSError, ValueError, HTTPException) as error:  # TimeoutError is an OSError
             source = config.jwks_file or config.jwks_url

@@ -54,7 +54,8 @@ async def _call(config: ReleasesConfig, model: str, installed: Installed | None)
     except OSError as error:
         raise NotTaken(f"the owner's program cannot be started: {error.strerror}") from error
     try:
-        code = await asyncio.wait_for(process.wait(), config.hook_s)
+        async with asyncio.timeout(config.hook_s):
+            code = await process.wait()
     except TimeoutError:
         raise NotTaken(f"the owner's program took longer than {config.hook_s:g} s (releases.hook_s)") from None
     finally:

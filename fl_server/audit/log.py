@@ -134,7 +134,8 @@ class AuditWriter:
         """Write what waits, for a short time."""
         if self._task is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._task, CLOSE_S)
+                async with asyncio.timeout(CLOSE_S):
+                    await self._task
         if self._head is not None:
             log.info("audit_head", head=str(self._head), not_written=len(self._waiting))
 

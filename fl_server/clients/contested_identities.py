@@ -157,7 +157,8 @@ class ContestedIdentities:
             if older is None or older.stream is None:
                 return
             try:
-                await asyncio.wait_for(older.stream.closed.wait(), left)
+                async with asyncio.timeout(left):
+                    await older.stream.closed.wait()
             except TimeoutError:
                 return
 
