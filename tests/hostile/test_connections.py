@@ -192,7 +192,7 @@ def test_manifests_of_millions_of_tensors_need_no_memory(federation: Federation,
     assert {error.code() for error in errors} == {
         grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED,
     }  # fmt: skip
-    assert "request: expected at most 32768 values in SubmitUpdate; send fewer entries, got more" in {
+    assert "request: expected at most 32,768 values in SubmitUpdate; send fewer entries, got more" in {
         error.details() for error in errors
     }
     assert memory.peak() - before < MOST_MIB

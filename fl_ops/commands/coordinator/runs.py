@@ -45,7 +45,7 @@ def create(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Start from this safetensors file, which is sent; from run:ID:ROUND; or from file:NAME of the"
+            help="Start from this safetensors file, which is sent; from run:RUN_ID:ROUND; or from file:NAME of the"
             " coordinator's models_dir. Overrides initial_model of CONFIG.TOML.",
         ),
     ] = None,

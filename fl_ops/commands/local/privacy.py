@@ -25,7 +25,7 @@ _LEAST = 0.01
 @command
 def privacy(
     context: Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run's file with the section [privacy].")],
+    run: Annotated[Path, typer.Argument(metavar="RUN.toml", help=r"A run's file with the section \[privacy].")],
 ) -> None:
     """State what a run's rounds cost its privacy account, and the least noise for its budget.
 

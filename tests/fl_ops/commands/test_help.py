@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from rich.text import Text
 from typer.testing import CliRunner
 
 from fl_client.setup import commands as client_commands
@@ -57,6 +58,14 @@ def test_every_command_has_examples_that_parse(words: tuple[str, ...]) -> None:
         given = shlex.split(line)
         assert tuple(given[: len(words)]) == words
         (check_fl_command if words[0] == "fl" else check_fl_client_command)(given[1:])
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_no_word_of_the_help_is_taken_for_markup(words: tuple[str, ...]) -> None:
+    """Rich leaves out what it takes for a tag, such as the [section] of a file, unless a backslash is before it."""
+    command = LEAVES[words]
+    for text in filter(None, (command.help, *(getattr(each, "help", None) for each in command.params))):
+        assert Text.from_markup(text).plain == text.replace("\\[", "[")
 
 
 WITH_JSON = {
