@@ -275,6 +275,8 @@ class Submissions:
         context, control, why_of = self._context, self._control, dict(command.culprits)
         run_id, fleet = context.run_id, context.fleet
         updates = await control.read(context.store.accepted_updates, run_id, command.round, command.exchange)
+        if not updates:
+            return  # the list is removed already: this command was carried out, and then something failed
         reason = _CULPRITS[command.fault]
         refused = [
             replace(update, admitted=False, reason=RefusalReason.Name(reason), detail=why_of[update.client_id])

@@ -115,10 +115,13 @@ def _lists(message: Message, field: Field, name: str) -> Iterator[tuple[str, Any
 
 def _maps(message: Message, field: Field, name: str) -> Iterator[tuple[str, Any, Message]]:
     """Maps with extreme names, extreme values, and many entries."""
-    if field.message_type.fields_by_name["value"].message_type is not None:
+    entry = field.message_type.fields_by_name["value"]
+    if entry.message_type is not None:
         yield from _maps_of_messages(message, field, name)
         return
-    tables = [{text: text} for text in TEXTS] + [{f"label{index}": "x" for index in range(5000)}]
+    values: list[Any] = list(NUMBERS[entry.type])
+    tables = [{text: values[0]} for text in TEXTS] + [{"label": value} for value in values]
+    tables.append(dict.fromkeys((f"label{index}" for index in range(5000)), values[0]))
     for table in tables:
         copy = _copy(message)
         getattr(copy, field.name).update(table)
