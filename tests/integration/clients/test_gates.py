@@ -91,7 +91,8 @@ def test_a_run_waits_for_mains_with_a_reason(fleet: GatedFleet) -> None:
     fleet.server.create("waits", round=ALL)
     reason = (
         "clients that could be drawn: 2 of 3 here; "
-        "1 reports that it may not train (1 power), first edge-1: power: on battery"
+        "1 reports that it may not train (1 power), first edge-1: power: on battery; "
+        "it is drawn again when the device reports that it may train"
     )
     fleet.server.until("waits", lambda run: run.reason == reason, "its reason names the gate")
     fleet.server.kill()
