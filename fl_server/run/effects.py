@@ -235,6 +235,8 @@ class Effects:
         """Remove the updates of a committed round; with a buffer, of all versions before the oldest one in use."""
         context, state = self._context, self._control.state
         rounds = [round_]
+        if state.policy.buffered and self._control.ended:
+            return  # updates that wait in the buffer are given up first, and then all files are removed
         if state.policy.buffered:
             oldest = min(state.versions_in_use, default=state.round)
             rounds = list(range(max(0, round_ - state.policy.max_staleness - 1), min(oldest, round_ + 1)))
@@ -337,7 +339,7 @@ async def release_round(context: RunContext, control: RunControl) -> None:
     for update in given_up:
         await control.write(store.drop_update, run_id, update.round, update.exchange, update.client_id, why)
     with _removal(context):
-        await context.services.in_io(context.services.spool.remove_run, run_id)
+        await control.retry(partial(context.services.in_io, context.services.spool.remove_run, run_id))
 
 
 @contextmanager
