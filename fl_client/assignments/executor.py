@@ -38,7 +38,7 @@ from fl_client.secure_aggregation.participant import Participant, failed_stage
 from fl_client.settings.config import LimitsConfig
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.disk import DiskThread
-from fl_client.storage.pending_updates import Key, PendingUpdate, key_of, name_of
+from fl_client.storage.pending_updates import Key, PendingUpdate, key_fields, key_of, name_of
 from fl_client.storage.release_folder import Taken
 from fl_client.training.local_model import Bundles
 from fl_client.training.own_loop import OnStep
@@ -366,8 +366,3 @@ def _left_if_it_fails(trainer: Trainer) -> Iterator[None]:
     except BaseException:
         trainer.leave()
         raise
-
-
-def key_fields(key: Key) -> dict[str, str | int]:
-    """The key as fields of a log line."""
-    return {"run": key[0], "round": key[1], "exchange": key[2]}

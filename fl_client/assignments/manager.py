@@ -16,13 +16,13 @@ import structlog
 
 from fl_client.assignments.checks import InvalidEvent, checked_key, checked_outcome, checked_run
 from fl_client.assignments.deadline import DeadlineTimer, seconds_for
-from fl_client.assignments.executor import AssignmentExecutor, Services, key_fields
+from fl_client.assignments.executor import AssignmentExecutor, Services
 from fl_client.assignments.releases import Releases
 from fl_client.assignments.reports import FailureReports
 from fl_client.audit.log import subject_of
 from fl_client.connection.messages import log_text
 from fl_client.errors import beyond_limits
-from fl_client.storage.pending_updates import Assigned, Key, key_of, message_of, name_of, work_digest
+from fl_client.storage.pending_updates import Assigned, Key, key_fields, key_of, message_of, name_of, work_digest
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
 

@@ -43,6 +43,11 @@ def key_of(key: training_pb2.ExchangeKey) -> Key:
     return (key.run_id, key.round, key.exchange)
 
 
+def key_fields(key: Key) -> dict[str, str | int]:
+    """The key as fields of a log line."""
+    return {"run": key[0], "round": key[1], "exchange": key[2]}
+
+
 def message_of(key: Key) -> training_pb2.ExchangeKey:
     """The key as a message."""
     return training_pb2.ExchangeKey(run_id=key[0], round=key[1], exchange=key[2])
