@@ -12,7 +12,7 @@ from fl_ops.errors import OpsError
 from protos.fl.v1 import admin_pb2
 from tests.marks import slow_except
 from tests.processes.federation import Daemon, Fleet
-from tests.processes.process import Workspace, run_fl
+from tests.processes.process import Workspace, eventually, run_fl
 from tests.processes.simulated import simulated_rounds
 
 SCORED = "tests.processes.scored_task:Scored"
@@ -48,8 +48,13 @@ def fleet(module_fleet: ScoredFleet) -> Iterator[ScoredFleet]:
 
 
 def values(fleet: Fleet, run: str, metric: str) -> list[float]:
-    """A metric of all rounds."""
-    return [summary.metrics[metric] for summary in fleet.server.rounds(run)]
+    """A metric of all rounds. An evaluation of a round before the last one may end after the run."""
+
+    def of_all() -> list[float] | None:
+        rounds = fleet.server.rounds(run)
+        return [done.metrics[metric] for done in rounds] if all(metric in done.metrics for done in rounds) else None
+
+    return eventually(of_all, f"all rounds have {metric}")
 
 
 @pytest.mark.parametrize(
@@ -69,8 +74,8 @@ def test_best_goes_by_the_direction(fleet: ScoredFleet, metric: str, stop: dict[
     run = fleet.server.create(
         f"best-{metric.replace('_', '-')}", **SECTIONS, stop={"metric": metric, "rounds": 2, **stop}
     )
-    status = fleet.server.completed(run)
-    found = values(fleet, run, metric)
+    fleet.server.completed(run)
+    found, status = values(fleet, run, metric), fleet.server.completed(run)
     assert (status.best.metrics[metric], status.best.round) == (pick(found), found.index(pick(found)))
     assert status.best_metrics[metric] == pick(found)
     assert status.spec.stop.lower_is_better is (pick is min)
