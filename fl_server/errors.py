@@ -1,6 +1,7 @@
 """Errors that end a call with a status.
 
-Each error has a message of errors.proto with the same facts for programs. `statuses.py` turns errors into statuses.
+Each error has its code, and a message of errors.proto with the same facts for programs. Calls that fail with any other
+error end with INTERNAL, and only the log has its cause.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
+
+from grpc import StatusCode
 
 from fl_common.units import counted, utc
 from protos.fl.v1 import coordinator_pb2, errors_pb2, training_pb2
@@ -39,6 +42,7 @@ def _retry_later(wait_s: float) -> errors_pb2.RetryLater:
 class ServerError(Exception):
     """A refused call. Its text has what was expected, what came and what to do."""
 
+    code: StatusCode
     detail: Any = None
     """The message of errors.proto with the same facts for programs; each error has its own. None: no message."""
     routine = False
@@ -49,6 +53,8 @@ class ServerError(Exception):
 
 class InvalidInput(ServerError):
     """A value that no state of the coordinator accepts."""
+
+    code = StatusCode.INVALID_ARGUMENT
 
     def __init__(self, field: str, expected: str, came: object) -> None:
         shown, field = short(came), one_line(field, 200)
@@ -63,6 +69,7 @@ class InvalidInput(ServerError):
 class UnknownSessionError(ServerError):
     """The session is not open."""
 
+    code = StatusCode.UNAUTHENTICATED
     routine = True
 
     def __init__(self) -> None:
@@ -73,6 +80,8 @@ class UnknownSessionError(ServerError):
 class Fenced(ServerError):
     """A newer session of the identity was opened."""
 
+    code = StatusCode.ABORTED
+
     def __init__(self, client_id: str, by_other_instance: bool) -> None:
         cause = "another daemon uses the same identity: end one of the two" if by_other_instance else "it reconnected"
         super().__init__(f"a newer session of {client_id!r} is open: {cause}")
@@ -81,6 +90,8 @@ class Fenced(ServerError):
 
 class Unauthenticated(ServerError):
     """The caller has no identity, or a token that is not accepted. Without a detail: its text is complete."""
+
+    code = StatusCode.UNAUTHENTICATED
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the caller has no identity: {why}")
@@ -93,6 +104,8 @@ class CertificateEnded(ServerError):
     that is then in its files.
     """
 
+    code = StatusCode.UNAUTHENTICATED
+
     def __init__(self, identity: str, ended: float, source: str = "certificate") -> None:
         when = utc(ended)
         super().__init__(f"the {source} of {identity} ended on {when}: connect again with a renewed one")
@@ -100,6 +113,8 @@ class CertificateEnded(ServerError):
 
 class Contested(ServerError):
     """Another daemon works under the identity. The coordinator cannot know which of the two is the right one."""
+
+    code = StatusCode.ABORTED
 
     def __init__(self, client_id: str, wait_s: float) -> None:
         super().__init__(
@@ -112,6 +127,7 @@ class Contested(ServerError):
 class NoCommonProtocol(ServerError):
     """Two ranges of protocol versions that do not overlap."""
 
+    code = StatusCode.FAILED_PRECONDITION
     detail: errors_pb2.ProtocolMismatch
 
     def __init__(self, client: tuple[int, int], server: tuple[int, int]) -> None:
@@ -130,6 +146,7 @@ class NoCommonProtocol(ServerError):
 class Forbidden(ServerError):
     """The caller may not do this. A retry does not help."""
 
+    code = StatusCode.PERMISSION_DENIED
     forbids = True
 
     def __init__(self, identity: str, needed: str, roles: Sequence[str] = ()) -> None:
@@ -158,12 +175,16 @@ class NotEnrolled(Forbidden):
 class NotConfigured(ServerError):
     """A part of the coordinator that its settings leave out."""
 
+    code = StatusCode.FAILED_PRECONDITION
+
     def __init__(self, what: str, settings: str) -> None:
         super().__init__(f"{what} is off on this coordinator: set {settings} in its server.toml")
 
 
 class NoSuchResource(ServerError):
     """A bundle that is not available."""
+
+    code = StatusCode.NOT_FOUND
 
     def __init__(self, digest: str) -> None:
         super().__init__(f"no resource {digest} is being sent out: its round is over; wait for a new assignment")
@@ -173,6 +194,8 @@ class NoSuchResource(ServerError):
 class NoSuchRun(ServerError):
     """No run of that id."""
 
+    code = StatusCode.NOT_FOUND
+
     def __init__(self, run_id: str, what: str = "") -> None:
         super().__init__(what or f"no run {short(run_id)!r}; `fl run list` shows those there are")
         self.detail = errors_pb2.UnknownRun(run_id=short(run_id))
@@ -180,6 +203,8 @@ class NoSuchRun(ServerError):
 
 class NoSuchModel(ServerError):
     """The checkpoint of a committed round was removed. Without a detail: its text is complete."""
+
+    code = StatusCode.NOT_FOUND
 
     def __init__(self, run_id: str, round_: int, kept: Iterable[int]) -> None:
         rounds = ", ".join(str(round_) for round_ in kept if round_ >= 0)
@@ -194,6 +219,8 @@ class NoSuchModel(ServerError):
 class NoBestRound(ServerError):
     """No round of the run is the best one. Without a detail: its text is complete."""
 
+    code = StatusCode.NOT_FOUND
+
     def __init__(self, run_id: str, metric: str, reported: Iterable[str]) -> None:
         names = ", ".join(sorted(reported)[:20]) or "none"
         super().__init__(
@@ -204,6 +231,8 @@ class NoBestRound(ServerError):
 
 class TooFewUpdates(ServerError):
     """A model is made of fewer updates than its caller may see. Without a detail: its text is complete."""
+
+    code = StatusCode.PERMISSION_DENIED
 
     def __init__(self, run_id: str, round: int, accepted: int, least: int) -> None:
         super().__init__(
@@ -217,6 +246,8 @@ class TooFewUpdates(ServerError):
 class RunExists(ServerError):
     """The name is taken."""
 
+    code = StatusCode.ALREADY_EXISTS
+
     def __init__(self, run_id: str, *, deleted: bool = False) -> None:
         why = "was deleted, and ids are not used again" if deleted else "exists already"
         super().__init__(f"a run {run_id!r} {why}; choose another name")
@@ -225,6 +256,8 @@ class RunExists(ServerError):
 
 class NoSuchClient(ServerError):
     """No client of that id has registered."""
+
+    code = StatusCode.NOT_FOUND
 
     def __init__(self, client_id: str) -> None:
         client_id = short(client_id)
@@ -235,6 +268,8 @@ class NoSuchClient(ServerError):
 class NoSuchRelease(ServerError):
     """No release of that name, or not of that version. Without a detail: its text is complete."""
 
+    code = StatusCode.NOT_FOUND
+
     def __init__(self, name: str, version: int = 0, noun: str = "model") -> None:
         which = f"version {version} of {short(name)!r}" if version else f"release of a {noun} {short(name)!r}"
         command = "fl release" if noun == "model" else "fl packages"
@@ -244,9 +279,13 @@ class NoSuchRelease(ServerError):
 class WrongRelease(ServerError):
     """The release cannot do this now. Without a detail: its text is complete."""
 
+    code = StatusCode.FAILED_PRECONDITION
+
 
 class NoSuchToken(ServerError):
     """No enrollment token of that id. Without a detail: its text is complete."""
+
+    code = StatusCode.NOT_FOUND
 
     def __init__(self, token_id: str) -> None:
         super().__init__(f"no enrollment token {short(token_id)[:16]!r}; `fl enroll list` shows those there are")
@@ -255,6 +294,7 @@ class NoSuchToken(ServerError):
 class NoSuchService(ServerError):
     """No service of that name has a health check."""
 
+    code = StatusCode.NOT_FOUND
     routine = True
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
@@ -265,6 +305,8 @@ class NoSuchService(ServerError):
 class WrongState(ServerError):
     """The run cannot do this in its state."""
 
+    code = StatusCode.FAILED_PRECONDITION
+
     def __init__(self, run_id: str, state: str, allowed: Sequence[str], what: str) -> None:
         super().__init__(f"run {run_id!r} is {state}; {what} needs it to be {' or '.join(allowed)}")
         self.detail = errors_pb2.WrongRunState(run_id=run_id, state=state, allowed_states=allowed)
@@ -272,6 +314,8 @@ class WrongState(ServerError):
 
 class RunBroke(ServerError):
     """A command of the run failed during this request, and the run failed with it."""
+
+    code = StatusCode.FAILED_PRECONDITION
 
     def __init__(self, run_id: str, reason: str) -> None:
         super().__init__(
@@ -284,6 +328,8 @@ class RunBroke(ServerError):
 class UploadBroken(ServerError):
     """The bytes of an upload do not match its header; resume at `kept_bytes`."""
 
+    code = StatusCode.DATA_LOSS
+
     def __init__(self, key: training_pb2.ExchangeKey, kept_bytes: int, why: str) -> None:
         super().__init__(f"{why}; {kept_bytes} bytes are kept: query the upload and resume there")
         self.kept_bytes = kept_bytes
@@ -292,6 +338,8 @@ class UploadBroken(ServerError):
 
 class NotNow(ServerError):
     """The same call may succeed later."""
+
+    code = StatusCode.UNAVAILABLE
 
     def __init__(self, why: str, wait_s: float, *, routine: bool = False) -> None:
         super().__init__(f"{why}; try again in {wait_s:g} s")
@@ -302,6 +350,7 @@ class NotNow(ServerError):
 class LimitExceeded(ServerError):
     """A limit of one client; the same call may succeed later."""
 
+    code = StatusCode.RESOURCE_EXHAUSTED
     routine = True
 
     def __init__(self, expected: str, wait_s: float) -> None:
@@ -312,6 +361,8 @@ class LimitExceeded(ServerError):
 
 class TooMany(ServerError):
     """Too many open calls of the caller, or of the port; the same call may succeed later."""
+
+    code = StatusCode.RESOURCE_EXHAUSTED
 
     def __init__(self, why: str, wait_s: float, *, routine: bool = False) -> None:
         super().__init__(f"{why}; try again in {wait_s:g} s")
@@ -325,8 +376,8 @@ class Relayed(ServerError):
     routine = True
     """The coordinator has logged it."""
 
-    def __init__(self, code: int, text: str, detail: Any) -> None:
-        """code: the number of a gRPC status code. detail: a message of errors.proto, or None."""
+    def __init__(self, code: StatusCode, text: str, detail: Any) -> None:
+        """detail: a message of errors.proto, or None."""
         super().__init__(text)
         self.code, self.detail = code, detail
         self.forbids = isinstance(detail, errors_pb2.NotAllowed)

@@ -14,14 +14,16 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from grpc import StatusCode
+
 from fl_common.audit import AuditRow
 from fl_server import identity
 from fl_server.audit.log import AuditLog, AuditRecord
-from fl_server.errors import InvalidInput
+from fl_server.errors import InvalidInput, ServerError
 from fl_server.identity import ANYBODY, caller
 from fl_server.pages import Cursor, Entries, Position
-from fl_server.statuses import code_of
 from fl_server.store.database.store import SCANNED
+from fl_server.store.errors import StoreFull, StoreTakenOver
 from fl_server.store.ledger import Ledger
 from protos.fl.v1 import admin_pb2 as pb
 from protos.wire import filled
@@ -57,6 +59,13 @@ class Recorded:
             return ""
         given = {field.name: value for field, value in request.ListFields() if field.name in self.details}
         return ", ".join(f"{name}={given[name]}" for name in self.details if name in given)
+
+
+def code_of(error: Exception) -> StatusCode:
+    """The status code with which an error ends its call."""
+    if isinstance(error, StoreFull | StoreTakenOver):
+        return StatusCode.UNAVAILABLE
+    return error.code if isinstance(error, ServerError) else StatusCode.INTERNAL
 
 
 def record_of(method: str, subject: str, result: str, detail: str = "") -> AuditRecord:

@@ -13,13 +13,14 @@ from contextlib import AbstractContextManager, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
+import structlog
 
 from fl_server import errors, identity
-from fl_server.audit.calls import Recorded, RecordedCall, record_of
+from fl_server.audit.calls import Recorded, RecordedCall, code_of, record_of
 from fl_server.audit.log import AuditLog
 from fl_server.clients.client_records import ClientRecords
 from fl_server.enrollment.grants import Revocations
@@ -28,10 +29,15 @@ from fl_server.identity import ANYBODY, Identity, caller
 from fl_server.metrics import Metrics
 from fl_server.rpc.call_limits import BadRequest, CallLimits, ExpiringCalls, OpenCall, parse
 from fl_server.rpc.methods import EVERYONE, METHODS, WORKERS, Method, RequestLimit, ordered, roles_text
-from fl_server.statuses import abort, code_of, log_error
+from fl_server.store.errors import StoreFull, StoreTakenOver
+from protos.status import status_metadata
 from protos.wire import BROWSER_ADDRESS
 
+log = structlog.get_logger()
+
 _STALL_S, _RETRY_S = 60.0, 1.0
+_LEDGER_RETRY_S = 5.0
+"""Wait after a call that could not be written to the ledger."""
 _SCHEME = "bearer "
 _MOST_ADDRESS = 64
 _IDENTITY = (Forbidden, errors.CertificateEnded, Unauthenticated)
@@ -253,7 +259,7 @@ class _Call:
             if isinstance(error, BadRequest | errors.TooMany) and self.policy.metrics is not None:
                 limit = error.why if isinstance(error, BadRequest) else "calls"
                 self.policy.metrics.requests_refused.labels(self.policy.setting, limit).inc()
-            await abort(context, self.name, error, logged=not self.is_public)
+            await self._abort(context, error)
         finally:
             if not self.is_public and self.policy.metrics is not None:
                 self.policy.metrics.rpc_seconds.labels(self.name, code.name).observe(time.monotonic() - started)
@@ -261,7 +267,25 @@ class _Call:
     def log_failure(self, work: asyncio.Future[Any]) -> None:
         """Log the error of work whose caller has hung up, and so gets no status."""
         if not work.cancelled() and isinstance(error := work.exception(), Exception):
-            log_error(self.name, error, logged=not self.is_public)
+            self._log(error)
+
+    def _log(self, error: Exception) -> None:
+        """Log the error of a call: a fault with its traceback, a refusal on one line."""
+        code, peer = code_of(error), identity.address.get()
+        if code is grpc.StatusCode.INTERNAL and not isinstance(error, errors.Relayed):
+            log.error("rpc_failed", rpc=self.name, peer=peer, error=repr(error), exc_info=error)
+        elif not self.is_public and not (isinstance(error, errors.ServerError) and error.routine):
+            who = str(caller.get())
+            log.info("rpc_refused", rpc=self.name, code=code.name, caller=who, peer=peer, error=str(error))
+
+    async def _abort(self, context: Context, error: Exception) -> NoReturn:
+        """Log an error, and end its call with its status."""
+        if isinstance(error, StoreFull | StoreTakenOver):
+            error = errors.NotNow(f"the coordinator cannot write: {error}", _LEDGER_RETRY_S)
+        self._log(error)
+        if not isinstance(error, errors.ServerError):
+            await context.abort(code_of(error), f"the coordinator failed in {self.name}: see its log")
+        await context.abort(error.code, str(error), status_metadata(error.code.value[0], str(error), error.detail))
 
 
 async def _token_holder(tokens: Tokens, context: Context) -> Identity:

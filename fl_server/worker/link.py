@@ -177,7 +177,7 @@ def error_of(error: grpc.aio.AioRpcError) -> ServerError:
     if mine or (detail is None and error.code().name not in _OF_THE_COORDINATOR):
         log.warning("call_failed", code=error.code().name, reason=(error.details() or "")[:300])
         return _unreachable()
-    return Relayed(error.code().value[0], error.details() or "", detail)
+    return Relayed(error.code(), error.details() or "", detail)
 
 
 class EarlyAnswer(Exception):

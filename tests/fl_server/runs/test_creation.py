@@ -10,8 +10,8 @@ import pytest
 from grpc import StatusCode
 
 from fl_server.aggregation.engine import Engine
+from fl_server.audit.calls import code_of
 from fl_server.errors import InvalidInput, NoSuchResource, NoSuchRun, RunExists
-from fl_server.statuses import code_of
 from tests.fl_server.harness import TASK, World
 
 
