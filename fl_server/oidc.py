@@ -39,6 +39,7 @@ from fl_common.certificates.names import OPERATOR_ROLES
 from fl_common.proxies import ENVIRONMENT, NONE, is_this_machine
 from fl_common.settings import SettingsError
 from fl_common.units import counted
+from fl_common.waiting import shielded
 from fl_server.errors import Forbidden, NotNow, Unauthenticated, one_line
 from fl_server.identity import Identity
 from fl_server.settings.sections import OidcConfig
@@ -122,7 +123,7 @@ class SigningKeys:
 
     async def _read_again(self) -> None:
         if (reading := self._begin()) is not None:
-            await asyncio.shield(reading)
+            await shielded(reading)
 
     def _begin(self) -> asyncio.Task[None] | None:
         """The read under way, or a new one; None so soon after the last."""

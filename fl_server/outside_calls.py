@@ -28,6 +28,7 @@ import structlog
 from algorithms import AlgorithmError
 from algorithms.outside_code import described, place_of_frames, place_of_thread
 from fl_common.units import counted
+from fl_common.waiting import shielded
 from fl_tasks import TaskError
 
 log = structlog.get_logger()
@@ -152,7 +153,7 @@ class OutsideCalls:
         thread.start()
         try:
             async with asyncio.timeout(seconds):
-                return await asyncio.shield(result)
+                return await shielded(result)
         except TimeoutError:
             if result.done():
                 raise

@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from fl_common.waiting import shielded
 from fl_web.charts import chart_json
 from fl_web.coordinator.calls import SHARED_S, Unreachable, WebError, has_failed, login_needed
 from fl_web.coordinator.mailbox import LinkState, Mailbox, News
@@ -122,7 +123,7 @@ class Readings:
             self._kept.move_to_end(key)
             while len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
-        return await asyncio.shield(kept.task)
+        return await shielded(kept.task)
 
 
 async def _read(shown: Shown, since: float) -> Reading:

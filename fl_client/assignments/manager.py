@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -30,6 +31,8 @@ log = structlog.get_logger()
 
 MAX_CHANGES = 256
 """Changes on disk that may wait. Beyond it no event is requested until one is done."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+"""Pauses before a change that the disk did not take is tried again; twice as long each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,9 @@ class AssignmentManager:
         self._services, self._tasks, self._attended = services, tasks, False
         self._training: Jobs = {}
         self._evaluating: Jobs = {}
-        self._stopped = False
+        self._stopped = asyncio.Event()
+        self._ended: set[str] = set()
+        """Runs that have ended, and whose files are not removed yet."""
         self._changes = asyncio.Semaphore(MAX_CHANGES)
         self._reporting = tasks.create_task(self._failures.run())
         self._releases = Releases(services, self._executor, tasks)
@@ -83,7 +88,7 @@ class AssignmentManager:
                 self._start(self._evaluating, event.evaluation, self._executor.evaluate)
             case "stage":
                 checked_key(event.stage.key)
-                if not self._stopped:
+                if not self._stopped.is_set():
                     self._tasks.create_task(self._executor.answer_stage(event.stage))
             case "cancel":
                 self._cancel(checked_key(event.cancel.key), name_of(training_pb2.RefusalReason, event.cancel.reason))
@@ -98,7 +103,7 @@ class AssignmentManager:
         """A released model or a package, which this device fetches if its owner lets it."""
         if event.HasField("package"):
             self._services.packages.offered(event.package)
-        elif not self._stopped:
+        elif not self._stopped.is_set():
             self._releases.order(event.release)
 
     async def pending_updates(self) -> list[training_pb2.ExchangeKey]:
@@ -135,7 +140,7 @@ class AssignmentManager:
 
     def stop(self) -> None:
         """End all work without reports, and start none."""
-        self._stopped = True  # assignments may still be pushed until the connection is closed
+        self._stopped.set()  # assignments may still be pushed until the connection is closed
         self._reporting.cancel()
         self._releases.stop()
         for job in (*self._training.values(), *self._evaluating.values()):
@@ -143,7 +148,7 @@ class AssignmentManager:
 
     def _start(self, jobs: Jobs, assignment: Assigned, work: Callable[[Assigned], Awaitable[None]]) -> None:
         """Start to execute an assignment, unless the same work is in progress."""
-        if self._stopped:
+        if self._stopped.is_set():
             return
         key, digest = checked_key(assignment.key), work_digest(assignment)
         seconds = seconds_for(assignment, self._services.limits.max_seconds)
@@ -157,6 +162,7 @@ class AssignmentManager:
         if self._failures.is_waiting(key, digest):
             return
         self._failures.remove(key)
+        self._ended.discard(key[0])  # an operator has extended it
         if jobs is self._training:
             self._end_earlier(key)
         timer = DeadlineTimer(seconds, running=self._attended)
@@ -226,22 +232,42 @@ class AssignmentManager:
             for key, job in jobs.items():
                 if key[0] == run_id:
                     job.task.cancel()
-        self._change_later(self._services.storage.end_run, run_id)
+        self._ended.add(run_id)
+        self._change_later(self._remove_files, run_id)
         log.info("run_ended", run=run_id)
         self._services.audit.note("run_ended", run_id)
+
+    def _remove_files(self, run_id: str) -> None:
+        """Remove the files of a run, unless it goes on. Raises OSError, as every change."""
+        if run_id in self._ended:
+            self._services.storage.end_run(run_id)
+            self._ended.discard(run_id)
 
     def _change_later(self, change: Callable[[T], None], argument: T) -> None:
         """Change the files on disk, after all changes that were requested before."""
         self._tasks.create_task(self._change(change, argument))
 
     async def _change(self, change: Callable[[T], None], argument: T) -> None:
+        """Change the files. Changes that come late do no harm, so what the disk does not take is tried again."""
+        pause = FIRST_PAUSE_S
         async with self._changes:
-            try:
-                await self._services.state.run(change, argument)
-            except OSError as error:  # the run's next assignment repeats which update has counted
-                log.error("state_dir_failed", change=change.__name__, reason=str(error))
-            except Exception:  # a fault of the daemon must not end it: it trains for other rounds too
-                log.exception("change_broken", change=change.__name__)
+            while await self._is_refused(change, argument, pause) and not self._stopped.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._stopped.wait()
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _is_refused(self, change: Callable[[T], None], argument: T, pause: float) -> bool:
+        """Whether the disk does not take a change, which is tried again after a pause in seconds."""
+        name = change.__name__.lstrip("_")
+        try:
+            await self._services.state.run(change, argument)
+        except OSError as error:
+            log.error("state_dir_failed", change=name, reason=str(error), next_try_seconds=pause)
+            return True
+        except Exception:  # a fault of the daemon must not end it: it trains for other rounds too
+            log.exception("change_broken", change=name)
+        return False
 
     def _show_idle(self, activity: str) -> None:
         if not self._training and not self._evaluating:

@@ -49,22 +49,6 @@ def session_of(response: pb.RegisterResponse, connection: GrpcTransport) -> Sess
     return Session(response.session_id, connection, preferred, largest)
 
 
-def requested_events(response: pb.RegisterResponse, request: pb.RegisterRequest) -> list[pb.AttendResponse]:
-    """The outcomes and ended runs that the request asked about, as events. Others are ignored."""
-    pending = {key.SerializeToString(deterministic=True) for key in request.pending}
-    runs = {state.run_id for state in request.states}
-    events: list[pb.AttendResponse] = []
-    for outcome in response.outcomes:
-        if (name := outcome.key.SerializeToString(deterministic=True)) in pending:
-            pending.remove(name)
-            events.append(pb.AttendResponse(outcome=outcome))
-    for run_id in response.ended_runs:
-        if run_id in runs:
-            runs.remove(run_id)
-            events.append(pb.AttendResponse(run_ended=pb.RunEnded(run_id=run_id)))
-    return events
-
-
 async def ask(server: str, client_id: str, tls: Pem | None, *, proxy: str) -> None:
     """Register with a protocol version that does not exist.
 
@@ -89,7 +73,7 @@ FIRST_EVENT_S = 60.0
 
 
 class EventHandler(Protocol):
-    """Takes the events of a session, and knows what a registration has to list."""
+    """Takes the events of a session, and knows what to ask at the start of a stream."""
 
     def attached(self) -> None:
         """The coordinator's stream is open."""
@@ -122,11 +106,12 @@ class EventStream:
     Events are requested at a limited rate, and only while the handler is ready; else the coordinator's send blocks.
     """
 
-    def __init__(self, session: Session, handler: EventHandler, rate: RateLimiter) -> None:
+    def __init__(self, session: Session, handler: EventHandler, rate: RateLimiter, asked: pb.AttendRequest) -> None:
+        """asked: the updates and runs that the device does not know the end of. What was sent of them may be lost."""
         self.session, self._handler, self._rate = session, handler, rate
         self.attached = False
         """Whether its first event has been taken."""
-        self._events = session.connection.attend(session.id)
+        self._events = session.connection.attend(session.id, asked)
         self._next_event: asyncio.Task[pb.AttendResponse | None] | None = None
 
     @property

@@ -17,7 +17,7 @@ from fl_client import errors
 from fl_client.connection.link import Link
 from fl_client.connection.messages import clocks_differ, log_text, seconds_of
 from fl_client.connection.reconnect import NEEDS_A_PERSON, Endpoint, ReconnectPolicy
-from fl_client.connection.session import EventHandler, EventStream, check_registration, requested_events, session_of
+from fl_client.connection.session import EventHandler, EventStream, check_registration, session_of
 from fl_client.connection.transport import GrpcTransport
 from fl_common.rate_limits import RateLimiter
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -130,7 +130,7 @@ class SessionManager:
         After a restart of the coordinator this is the case for every daemon, and saves each a connection.
         """
         if self._session is not None:
-            stream = EventStream(session_of(self._session, connection), self._handler, self._events)
+            stream = self._stream(connection, await self._asked())
             try:
                 if not await stream.session_is_lost():
                     return stream
@@ -140,14 +140,23 @@ class SessionManager:
             log.info("session_lost", server=self._endpoint.server)
             self._session = None  # also if the registration below is deferred: the next try must not ask for it again
         self._session = await self._register(connection)
-        return EventStream(session_of(self._session, connection), self._handler, self._events)
+        return self._stream(connection, await self._asked())
+
+    async def _asked(self) -> pb.AttendRequest:
+        """What a stream asks: an earlier one may have lost the answers."""
+        pending, states = await self._handler.pending_updates(), await self._handler.client_states()
+        return pb.AttendRequest(pending=pending, states=states)
+
+    def _stream(self, connection: GrpcTransport, asked: pb.AttendRequest) -> EventStream:
+        assert self._session is not None  # noqa: S101 - its callers have one
+        return EventStream(session_of(self._session, connection), self._handler, self._events, asked)
 
     async def _move(self, old: EventStream) -> EventStream:
         """Move the session to a new connection. Returns the old stream if the new connection fails."""
         if self._session is None:
             return old
-        session = session_of(self._session, self._endpoint.connect())
-        new = EventStream(session, self._handler, self._events)
+        asked = await self._asked()
+        new = self._stream(self._endpoint.connect(), asked)
         try:
             old_is_open = await self._take_until(old, new.next_event)
             first = await self._first_event(new, old_is_open)
@@ -222,8 +231,6 @@ class SessionManager:
 
     async def _register(self, connection: GrpcTransport) -> pb.RegisterResponse:
         request = self._endpoint.registration()
-        request.pending.extend(await self._handler.pending_updates())
-        request.states.extend(await self._handler.client_states())
         response = await connection.register(request)
         check_registration(response, request)
         self._endpoint.accept(response)
@@ -231,6 +238,4 @@ class SessionManager:
         log.info("registered", client=request.client_id, protocol=response.protocol, coordinator=coordinator)
         if clocks := clocks_differ(response.time, time.time()):
             log.warning("clocks_differ", reason=f"{clocks}: set the wrong one, for example by timedatectl set-ntp true")
-        for event in requested_events(response, request):
-            self._handler.handle(event)
         return response

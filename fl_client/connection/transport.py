@@ -118,11 +118,16 @@ class GrpcTransport:
         """Open a session."""
         return await self.call(request, pb.RegisterResponse)
 
-    async def attend(self, session_id: str) -> AsyncGenerator[pb.AttendResponse, None]:
-        """Events of a session. An event that cannot be parsed is empty. Ends when the coordinator ends the stream."""
+    async def attend(self, session_id: str, asked: pb.AttendRequest) -> AsyncGenerator[pb.AttendResponse, None]:
+        """Events of a session: first the answers to what is asked. An event that cannot be parsed is empty.
+
+        Ends when the coordinator ends the stream.
+        """
         trusted = None if self._tls is None else self._tls.ca
         authorities = [] if trusted is None else [bytes.fromhex(name) for name in fingerprints(trusted)[:_AUTHORITIES]]
-        async for raw in self._stream("Attend", pb.AttendRequest(session_id=session_id, authorities=authorities)):
+        request = pb.AttendRequest(session_id=session_id, authorities=authorities)
+        request.MergeFrom(asked)
+        async for raw in self._stream("Attend", request):
             yield _event(raw)
 
     async def fetch(self, request: pb.FetchModelRequest, header_bytes: int) -> AsyncGenerator[Fetched, None]:

@@ -28,6 +28,7 @@ from fl_common.secure_aggregation.rounding import Rounding
 from fl_common.secure_aggregation.scalars import Measured, scalars_of
 from fl_common.secure_aggregation.signatures import Signer, Trust
 from fl_common.secure_aggregation.terms import SiteFloors, Terms
+from fl_common.waiting import shielded
 from protos.codec import digest_message, digest_of
 from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import training_pb2
@@ -133,7 +134,7 @@ class Participant:
         rounded: the header of the update, and its numbers as int32. measured: of the received model. Raises WorkFailed.
         """
         draw = self._begun[assignment.key.run_id]
-        delivery = await asyncio.shield(self._deliveries[draw])
+        delivery = await shielded(self._deliveries[draw])
         terms = _terms_of(assignment.secure_aggregation.terms)
         parts = [np.frombuffer(piece, np.int32) for piece in rounded.pieces]
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)

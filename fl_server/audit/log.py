@@ -28,6 +28,7 @@ from fl_common.audit import START, AuditRow, Head, limited, missing
 from fl_common.files import atomic_writer
 from fl_common.logs import RepeatLimiter
 from fl_common.units import counted
+from fl_common.waiting import shielded
 from fl_server.store.errors import StoreFull
 from fl_server.store.ledger import RETRY_S, Ledger
 from fl_server.store.records import HistoryRecord
@@ -106,7 +107,7 @@ class AuditWriter:
         self._queue(self._entry(record, written, at_once=at_once))
         if at_once:
             self._hurry.set()
-        return await asyncio.shield(written)
+        return await shielded(written)
 
     def add_later(self, record: AuditRecord) -> None:
         """Add a row that nobody waits for; left out while too many wait."""

@@ -23,7 +23,7 @@ import structlog
 
 from fl_common.units import counted
 from fl_server.clients.client_records import ClientRecords
-from fl_server.clients.sessions import Session, Sessions, Stream, shown_certificate
+from fl_server.clients.sessions import Session, Sessions, Stream, check_questions, shown_certificate
 from fl_server.clients.transfer_limits import Excess, TransferLimits
 from fl_server.errors import UnknownSessionError
 from fl_server.rounds.sampling import by_id
@@ -148,7 +148,7 @@ class Attendance:
 
     def __init__(self, records: ClientRecords, sessions: Sessions, grace_s: float) -> None:
         """grace_s: a client is lost after being away for this long."""
-        self._records, self.sessions, self._changes = records, sessions, records.changes
+        self._records, self.sessions, self.changes = records, sessions, records.changes
         self._grace_s = grace_s
         self.roster = Roster(grace_s)
         """Who is present, suspect or lost."""
@@ -191,14 +191,14 @@ class Attendance:
         eligibility_changed = before != (self.roster.settled, True)
         log.debug("client_attached", client=client_id)
         await self._set_present(client_id, True, certificate=certificate)
-        self._changes.listener.client_attached(client_id)
-        self._changes.changed(eligibility=eligibility_changed)
+        self.changes.listener.client_attached(client_id)
+        self.changes.changed(eligibility=eligibility_changed)
 
     def stream_lost(self, client_id: str) -> None:
         """The client's stream ended. It may come back within the grace."""
         self.sessions.sign_of_life(client_id)
         self.roster.stream_lost(client_id, time.monotonic())
-        self._changes.changed(eligibility=False)
+        self.changes.changed(eligibility=False)
         self._tick_later()
 
     def close_unattended(self, session: Session) -> None:
@@ -214,15 +214,15 @@ class Attendance:
             # The client registers again when it comes back. Otherwise sessions would pile up.
             self.sessions.close(client_id, UnknownSessionError())
             self._records.in_background(partial(self._write_absence, client_id))
-            self._changes.gone(client_id, "lost")
-        self._changes.changed()
+            self.changes.gone(client_id, "lost")
+        self.changes.changed()
 
     def _tick_later(self) -> None:
         """Set the timer for the first grace that ends: one timer, however many clients are suspect."""
         if self._tick_timer is not None or (left := self.roster.next_tick(time.monotonic())) is None:
             return
         # A little after the grace, so that the roster's clock agrees that it is over.
-        pause = max(0.02, self._changes.shortest_pause_s)
+        pause = max(0.02, self.changes.shortest_pause_s)
         self._tick_timer = asyncio.get_running_loop().call_later(left + pause, self._timed_tick)
 
     def _timed_tick(self) -> None:
@@ -264,15 +264,21 @@ class Streams:
     async def attend(self, request: pb.AttendRequest) -> AsyncIterator[pb.AttendResponse]:
         """Yields the messages pushed to the client. It is present for as long as this is read.
 
+        The first ones answer what the request asks about. They are looked up while the stream is open, so that nothing
+        falls between them and what is pushed.
+
         Raises UnknownSessionError, Forbidden, InvalidInput, StoreError.
         """
         session, certificate = self._sessions.of_call(request.session_id), shown_certificate(request)
+        check_questions(request)
         if session.stream is not None:
             session.stream.end()
         stream = session.stream = Stream()
         stream.push(pb.AttendResponse(attached=pb.Attached()))
         client_id = session.client_id
         try:
+            for message in await self._attendance.changes.listener.missed(request, client_id):
+                stream.push(message)
             await self._attendance.begun(client_id, certificate)
             async for message in stream:
                 yield message

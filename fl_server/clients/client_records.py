@@ -23,6 +23,7 @@ from fl_server.store.client_work import ClientWork
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import MOST_CLIENTS, Ledger, write_when_possible
 from fl_server.store.records import ClientRecord, HistoryRecord, only_banned
+from protos.fl.v1.coordinator_pb2 import AttendRequest, AttendResponse
 
 log = structlog.get_logger()
 PAUSE_A_CLIENT_S = 20e-6
@@ -35,6 +36,10 @@ _NOTHING = ClientWork()
 
 class FleetListener:
     """Is informed when clients come and go. This one does nothing about it."""
+
+    async def missed(self, request: AttendRequest, client_id: str) -> list[AttendResponse]:  # noqa: ARG002 - of none
+        """Events for what a client that attends asks about. Raises StoreError."""
+        return []
 
     def client_attached(self, client_id: str) -> None:
         """The client can be reached; push its outstanding work."""

@@ -17,6 +17,8 @@ from protos.fl.v1.coordinator_pb2 import AttendRequest, AttendResponse
 T = TypeVar("T")
 MOST_SENT = 32
 """Digests of a session that are kept; an assignment has fewer resources."""
+MOST_ASKED = 1000
+"""Updates, and states, that a client may ask about when it attends."""
 MOST_AUTHORITIES = 12
 """Authorities that a client may name when it attends."""
 _SHA256_BYTES = 32
@@ -98,6 +100,13 @@ def shown_certificate(request: AttendRequest) -> dict[str, Any] | None:
         "serial": who.serial, "begins": who.begins, "ends": who.ends, "issuer": who.issuer,
         "authorities": [digest.hex() for digest in authorities],
     }  # fmt: skip
+
+
+def check_questions(request: AttendRequest) -> None:
+    """Raises InvalidInput for a client that asks about too many updates or runs."""
+    for name, asked in (("pending", request.pending), ("states", request.states)):
+        if len(asked) > MOST_ASKED:
+            raise InvalidInput(name, f"{MOST_ASKED} at most", f"{len(asked)}")
 
 
 @dataclass(slots=True)

@@ -129,9 +129,9 @@ def _changing(roles: frozenset[str], subject: Callable[[Any], str], *details: st
 
 
 METHODS: Mapping[str, Method] = {
-    # A thousand pending keys and states, and 64 labels and tasks with texts of 256 characters, fit into 512 KiB.
+    # 64 labels and tasks with texts of 256 characters fit into 512 KiB, a thousand pending keys and states into 256.
     "/fl.v1.Coordinator/Register": Method(_CLIENT, RequestLimit(size_bytes=512 << 10, at_once=4)),
-    "/fl.v1.Coordinator/Attend": Method(_CLIENT, _SMALL),
+    "/fl.v1.Coordinator/Attend": Method(_CLIENT, RequestLimit(size_bytes=256 << 10, at_once=8)),
     "/fl.v1.Coordinator/FetchModel": Method(_CLIENT, _SMALL),
     # Chunks, which have their own limit, and one header: `requests.parse_request` counts its values.
     "/fl.v1.Coordinator/SubmitUpdate": Method(_CLIENT, RequestLimit(size_bytes=MAX_MESSAGE_BYTES, at_once=8)),

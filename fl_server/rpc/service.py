@@ -72,7 +72,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._reports = Reports(services, coordinator)
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
-        """Open a session, and return the outcomes that the client has missed."""
+        """Open a session."""
         try:
             session, protocol = await self._fleet.register(request)
         except NoCommonProtocol as error:
@@ -87,9 +87,6 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             data_address=self._data_address(),
         )
         response.time.FromSeconds(int(time.time()))
-        response.outcomes.extend(await self._coordinator.outcomes.decided(request.pending, session.client_id))
-        held = dict.fromkeys(held.run_id for held in request.states)
-        response.ended_runs.extend(filter(self._coordinator.table.is_over, held))
         return response
 
     def _limits(self) -> pb.Limits:

@@ -15,6 +15,7 @@ from weakref import ref
 
 import torch
 
+from fl_common.waiting import shielded
 from fl_server.admission.norms import UpdateContent
 from fl_server.aggregation.outgoing import Broadcast
 from fl_server.aggregation.updates import HeldUpdate
@@ -168,7 +169,7 @@ class WorkerUpload:
         services, key = self._services, self._key
         services.spool.free(key)
         if self._upload.is_over():
-            await asyncio.shield(services.in_io(services.spool.remove_run, key.run_id))
+            await shielded(services.in_io(services.spool.remove_run, key.run_id))
 
     @property
     def _name(self) -> str:
@@ -196,7 +197,7 @@ class WorkerUpload:
             disk.of_client(upload.client, services.spool.reserve, key, self._digest, size, upload.is_over)
         )
         try:
-            await asyncio.shield(reserving)
+            await shielded(reserving)
         except PartBusy as busy:
             raise NotNow("an older stream of this update is still open", BUSY_WAIT_S) from busy
         except TooManyUnfinished as held:

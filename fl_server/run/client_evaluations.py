@@ -69,8 +69,6 @@ class ClientEvaluations:
     def __init__(self, context: RunContext, control: RunControl) -> None:
         self._context, self._control = context, control
         self._under_way: dict[int, _Evaluation] = {}
-        self._not_told: set[str] = set()
-        """Clients that were away for a moment when the others were told of the run's end."""
 
     def broadcasts(self) -> Iterable[Broadcast]:
         """What clients can fetch for the evaluations under way."""
@@ -196,20 +194,15 @@ class ClientEvaluations:
     async def send_run_ended(self) -> None:
         """Tell clients that the run is over, so that they remove its updates and states.
 
-        A client that still evaluates needs its state, and is told when that is over. One that is not attached is told
-        when it comes back in its session; in a new session it asks.
+        A client that still evaluates needs its state, and is told when that is over. One that is away, or does not get
+        the message, asks when it attends again.
         """
-        self._not_told.clear()
+        message = pb.AttendResponse(run_ended=pb.RunEnded(run_id=self._context.run_id))
         async for client in with_turns(self._context.fleet.attendance.roster.present()):
             if not self._control.ended:
                 return
             if not self.awaits(client):
-                self._tell_end(client)
-
-    def _tell_end(self, client: str) -> None:
-        message = pb.AttendResponse(run_ended=pb.RunEnded(run_id=self._context.run_id))
-        if not self._context.fleet.streams.push(client, message):
-            self._not_told.add(client)
+                self._context.fleet.streams.push(client, message)
 
     # What clients do.
 
@@ -243,9 +236,6 @@ class ClientEvaluations:
         for one in self._under_way.values():
             if client in one.outstanding and not self._restarts_too_often(one, client):
                 self._ask(one, client, self._assignment(one))
-        if self._control.ended and client in self._not_told:
-            self._not_told.discard(client)
-            self._tell_end(client)
 
     def _ask(self, one: _Evaluation, client: str, message: pb.AttendResponse) -> None:
         if process := self._context.fleet.attendance.process_of(client):
@@ -270,7 +260,6 @@ class ClientEvaluations:
 
     def client_gone(self, client: str) -> None:
         """A client is lost, banned or forgotten."""
-        self._not_told.discard(client)
         for one in self._under_way.values():
             one.client_out(client)
 

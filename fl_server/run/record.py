@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
+from fl_common.waiting import shielded
 from fl_server.rounds import events as ev
 from fl_server.rounds.effects import RestartRound
 from fl_server.rounds.state import Phase, RoundState
@@ -90,9 +91,7 @@ class RunTasks(ABC):
 
     async def to_the_end(self, work: Coroutine[Any, Any, R]) -> R:
         """Do work to its end: also if the call that asked for it is cancelled. Its exceptions go to the caller."""
-        task = self._start(work)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be gone
-        return await asyncio.shield(task)
+        return await shielded(self._start(work))
 
     def _start(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
         task = asyncio.create_task(work)

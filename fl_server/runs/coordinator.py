@@ -28,6 +28,7 @@ from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import UpdateRecord
 from protos.codec import digest_text
+from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
 
 log = structlog.get_logger()
@@ -143,6 +144,17 @@ class Coordinator(FleetListener):
 
     # For the fleet.
 
+    async def missed(self, request: pb.AttendRequest, client_id: str) -> list[pb.AttendResponse]:
+        """What has become of the updates and runs that a client asks about. It may have been sent before, and lost."""
+        events = [
+            pb.AttendResponse(outcome=outcome) for outcome in await self.outcomes.decided(request.pending, client_id)
+        ]
+        for run_id in filter(self.table.is_over, dict.fromkeys(held.run_id for held in request.states)):
+            run = self.table.loaded.get(run_id)
+            if run is None or not run.client_evaluations.awaits(client_id):  # else it is told after its evaluation
+                events.append(pb.AttendResponse(run_ended=pb.RunEnded(run_id=run_id)))
+        return events
+
     def client_attached(self, client_id: str) -> None:
         """A client attached: send it the work that it still has."""
         for run in self.table.loaded.values():
@@ -192,7 +204,7 @@ class Coordinator(FleetListener):
 
 
 MOST_LOOKED_UP = 256
-"""Updates of a client that are looked up for one registration; daemons keep one or two for each run."""
+"""Updates of a client that are looked up for one Attend; daemons keep one or two for each run."""
 LISTS_KEPT = 16
 """Accepted lists in memory: a fleet that comes back after a restart asks about the same few."""
 
@@ -213,7 +225,7 @@ class Outcomes:
         """The outcomes of a client's updates, as far as they are decided.
 
         A repeated key is answered once. At most MOST_LOOKED_UP keys are looked up in the ledger; the client asks about
-        the others when it registers again.
+        the others when it attends again.
         """
         outcomes: list[Outcome] = []
         wanted: dict[tuple[Run, int], list[int]] = {}  # the runs: one may be deleted while the ledger is read

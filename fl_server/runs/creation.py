@@ -8,7 +8,6 @@ that has other code after a restart does not go on with the run, whose rounds co
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
@@ -22,6 +21,7 @@ import structlog
 from algorithms import AlgorithmError
 from fl_common.allocator import free_what_failed
 from fl_common.units import size
+from fl_common.waiting import shielded
 from fl_extensions import methods
 from fl_extensions.naming import Kind, comma_separated, installed, is_known, unknown
 from fl_server.aggregation.methods import build_algorithm, complete, outside_names
@@ -262,7 +262,7 @@ class RunCreation:
                     del self._creating[run_id]
 
         # If its call is cancelled, a run that is in the ledger starts all the same.
-        return await asyncio.shield(create())
+        return await shielded(create())
 
     async def _create(self, run_id: str, config: RunConfig, actor: str, start: FileIO | None) -> Run:
         named, checkpoints = config.initial_model, self._services.checkpoints

@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 
 from algorithms import AlgorithmError
+from fl_common.waiting import shielded
 from fl_server.aggregation.methods import outside_names
 from fl_server.aggregation.outside_task.remote_task import RemoteTask
 from fl_server.errors import InvalidInput, one_line
@@ -117,7 +118,7 @@ class Restoration:
             return
         self._table.not_loaded.add(problem.record, _LOADING, loading=True)
         try:
-            await asyncio.shield(self._load(problem.record))
+            await shielded(self._load(problem.record))
         except (TaskError, InvalidInput, AlgorithmError) as error:
             self._table.not_loaded.add(problem.record, str(error))
             raise InvalidInput("run_id", "a run whose code can be loaded", str(error)) from error

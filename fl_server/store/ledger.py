@@ -17,6 +17,7 @@ from itertools import takewhile
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
+from fl_common.waiting import shielded
 from fl_server.store.database.store import Store
 from fl_server.store.errors import StoreError, StoreFull, StoreTakenOver
 from fl_server.store.records import ClientRecord, HistoryRecord
@@ -98,7 +99,7 @@ class HistoryFeed:
             subject: only lines about it; "" for all.
         """
         with self._watching() as begun:
-            await asyncio.shield(begun)
+            await shielded(begun)
             position, is_first = self._last if number is None else min(number, self._last), True
             while True:
                 news = self._news
@@ -288,7 +289,7 @@ class Ledger:
 
     async def _result(self, queued: asyncio.Future[R]) -> R:
         try:
-            return await asyncio.shield(queued)
+            return await shielded(queued)
         except StoreTakenOver as error:
             self.take_away(error)
             raise

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from fl_common.waiting import shielded
 from fl_server.admission.norms import UpdateContent
 from fl_server.clients.transfer_limits import Excess, TransferLimits
 from fl_server.errors import NotNow, ServerError, UploadBroken
@@ -181,7 +182,7 @@ class PartReceiver:
             self._disk.of_client(client, self._disk.spool.open_part, key, digest, header.size_bytes, upload.is_over)
         )
         try:
-            part = await asyncio.shield(opening)
+            part = await shielded(opening)
         except PartBusy as busy:
             raise NotNow("an older stream of this update is still open", BUSY_WAIT_S) from busy
         except TooManyUnfinished as held:
@@ -199,7 +200,7 @@ class PartReceiver:
     async def _close(self, part: PartFile) -> None:
         """Close a part file, also when the stream is cut meanwhile: left open, it would block every later writer."""
         if not part.closed:
-            await asyncio.shield(self._disk.in_io(part.close))
+            await shielded(self._disk.in_io(part.close))
 
     async def _write_chunks(self, upload: OpenUpload, part: PartFile, requests: Requests) -> UpdateTrailer:
         """Write chunks until the trailer. Raises UploadBroken, NotNow, Decided."""
@@ -228,7 +229,7 @@ class PartReceiver:
 
         writing = asyncio.ensure_future(self._disk.of_client(upload.client, _write_chunk, upload, part, chunk, offset))
         writing.add_done_callback(count)
-        await asyncio.shield(writing)
+        await shielded(writing)
 
 
 def spool_key(key: ExchangeKey, client: str) -> SpoolKey:

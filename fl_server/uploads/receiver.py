@@ -7,7 +7,6 @@ acknowledged. The first verdict on a (run, round, exchange, client) stands: a re
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
+from fl_common.waiting import shielded
 from fl_server.admission.client_rules import MaskedGate, UpdateRefused, epochs_of
 from fl_server.admission.gate import AdmissionGate
 from fl_server.admission.norms import UpdateContent
@@ -139,7 +139,7 @@ class Verdicts:
     async def _enter(self, submission: Submission, record: UpdateRecord) -> Receipt:
         """Write the verdict and let the run act on it: both, also when the stream is cut in between."""
         run, header = submission.run, submission.header
-        stands = await asyncio.shield(run.submissions.record_verdict(record, header))
+        stands = await shielded(run.submissions.record_verdict(record, header))
         if stands is None:
             reason = run.submissions.refusal_of_update(header, record.client_id) or RefusalReason.REFUSAL_REASON_LATE
             return await self._not_wanted(submission, reason)

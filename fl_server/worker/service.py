@@ -21,6 +21,7 @@ import grpc
 import grpc.aio
 
 from fl_common.files import make_folders
+from fl_common.waiting import shielded
 from fl_server.rpc.call_limits import parse_request
 from fl_server.rpc.service import SERVICE, holder_of, method, read_header, serialized
 from fl_server.rpc.transfers import digest_in
@@ -96,7 +97,7 @@ class Copies:
         if (fetching := self._fetching.get(digest)) is None:
             fetching = self._fetching[digest] = asyncio.create_task(self._fetched(digest))
             fetching.add_done_callback(lambda _: self._fetching.pop(digest, None))
-        copy = await asyncio.shield(fetching)
+        copy = await shielded(fetching)
         self._open[digest] = copy
         while len(self._open) > OPEN:
             self._open.popitem(last=False)

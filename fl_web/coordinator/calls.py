@@ -24,6 +24,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from fl_common.waiting import shielded
 from protos.fl.v1 import admin_pb2_grpc
 
 
@@ -154,7 +155,7 @@ class Calls:
             self._drop_old(now)
             reply = self._replies[key] = _Reply(asyncio.create_task(self._made(request)), now)
         del response  # only for the type
-        return cast(Response, await asyncio.shield(reply.task))
+        return cast(Response, await shielded(reply.task))
 
     async def stream(self, request: Message, response: type[Response]) -> AsyncGenerator[Response, None]:
         """The messages of a stream until the coordinator ends it."""

@@ -206,8 +206,6 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
             protocol=1,
             coordinator_id=self.id,
             limits=limits,
-            outcomes=self.outcomes,
-            ended_runs=self.ended_runs,
         )
 
     async def Attend(self, request: pb.AttendRequest, context: Any) -> AsyncIterator[pb.AttendResponse]:
@@ -217,6 +215,10 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
             self.streams[request.session_id].put_nowait(None)
         stream = self.streams[request.session_id] = asyncio.Queue()
         yield pb.AttendResponse(attached=pb.Attached())
+        for outcome in self.outcomes:
+            yield pb.AttendResponse(outcome=outcome)
+        for run_id in self.ended_runs:
+            yield pb.AttendResponse(run_ended=pb.RunEnded(run_id=run_id))
         for event in self.outstanding:
             yield event
         await self._note("Attend", request)

@@ -101,20 +101,20 @@ async def test_a_later_round_ends_the_training_of_an_earlier_one(fleet: Fleet, c
     assert daemon.count("rounds_trained_total") == 1
 
 
-async def test_unwanted_training_ends_with_the_next_registration(fleet: Fleet, coordinator: FakeCoordinator) -> None:
-    """The registration asks for the outcome of an update in training. If that cannot count, the device is free."""
+async def test_unwanted_training_ends_when_the_daemon_attends_again(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """It asks for the outcome of an update in training, also in its session. If that cannot count, it is free."""
     other = coordinator.assignment(0, key=training_pb2.ExchangeKey(run_id="other"))
     async with fleet.daemon() as daemon:
         await coordinator.until(lambda: coordinator.calls["Attend"])
         coordinator.push(assignment=coordinator.assignment(0, local_steps=1 << 23))
         await asyncio.to_thread(fleet.task.started.wait)
         coordinator.outcomes.append(training_pb2.Outcome(key=coordinator.assignment(0).key, counted=False))
-        coordinator.faults["Attend"].append(errors_pb2.UnknownSession())
         coordinator.hang_up()
-        await coordinator.until(lambda: len(coordinator.calls["Register"]) == 2)
+        await coordinator.until(lambda: len(coordinator.calls["Attend"]) == 2)
         coordinator.assign(other)
         await coordinator.until(lambda: coordinator.updates)
-    assert list(coordinator.calls["Register"][1].pending) == [coordinator.assignment(0).key]
+    assert list(coordinator.calls["Attend"][1].pending) == [coordinator.assignment(0).key]
+    assert len(coordinator.calls["Register"]) == 1
     assert daemon.count("rounds_trained_total") == 1
 
 

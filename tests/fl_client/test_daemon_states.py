@@ -6,10 +6,13 @@ Without a state delta = -0.01 * (-10 - 0 + 4) = 0.06, and c_i becomes 0 - 4 - 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from errno import ENOSPC
 from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from fl_client.storage.device_storage import DeviceStorage
 from fl_client.storage.pending_updates import key_of
@@ -77,14 +80,14 @@ async def test_a_restarted_daemon_that_missed_the_outcome_has_its_state(
     assert delta(coordinator, 1) == pytest.approx(-0.01)
 
 
-async def test_outcomes_of_a_registration_are_settled(fleet: Fleet, coordinator: FakeCoordinator) -> None:
-    """The registration names run and key; its answer makes the state, and the assignment asks for it."""
+async def test_outcomes_that_the_daemon_asks_for_are_settled(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """The daemon names run and key when it attends; the answer makes the state, and the assignment asks for it."""
     async with fleet.daemon():
         await work(coordinator, scaffold(coordinator, 0, state_epoch=2))
     coordinator.outcomes.append(outcome(coordinator, 0, state_epoch=2))
     async with fleet.daemon() as daemon:
-        await daemon.until(lambda: daemon.count("attached") == 1)
-    second = coordinator.calls["Register"][1]
+        await daemon.until(lambda: not storage(fleet).pending_keys())
+    second = coordinator.calls["Attend"][1]
     assert list(second.states) == [pb.HeldState(run_id="run", state_epoch=2)]
     assert list(second.pending) == [coordinator.updates[0][0].key]
     assert storage(fleet).pending_keys() == []
@@ -133,9 +136,9 @@ async def test_an_update_is_not_sent_without_its_state_on_disk(
     assert (failure.reason, list(coordinator.updates)) == (pb.FAILURE_REASON_RESOURCES, [1])
 
 
-@pytest.mark.parametrize("way", ["stream", "registration"])
+@pytest.mark.parametrize("way", ["stream", "start"])
 async def test_the_end_of_a_run_removes_its_files(fleet: Fleet, coordinator: FakeCoordinator, way: str) -> None:
-    """State and update of the run are removed, by an event or by a registration's response."""
+    """State and update of the run are removed, by an event, also where the daemon was away."""
     async with fleet.daemon():
         await work(coordinator, scaffold(coordinator, 0))
         await work(coordinator, scaffold(coordinator, 1, outcome(coordinator, 0)))
@@ -143,13 +146,53 @@ async def test_the_end_of_a_run_removes_its_files(fleet: Fleet, coordinator: Fak
             coordinator.push(run_ended=pb.RunEnded(run_id="run"))
             coordinator.push(run_ended=pb.RunEnded(run_id="another"))
             await work(coordinator, coordinator.assignment(2, key={"run_id": "next", "round": 2}))
-    if way == "registration":
+    if way == "start":
         assert storage(fleet).held_states()
         coordinator.ended_runs.append("run")
         async with fleet.daemon() as daemon:
-            await daemon.until(lambda: daemon.count("attached") == 1)
+            await daemon.until(lambda: not storage(fleet).held_states())
     assert storage(fleet).held_states() == []
     assert [key_of(it) for it in storage(fleet).pending_keys()] == ([("next", 2, 0)] if way == "stream" else [])
+
+
+@pytest.mark.parametrize("extended", [False, True])
+async def test_what_a_full_disk_does_not_take_is_tried_again(
+    fleet: Fleet, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch, extended: bool
+) -> None:
+    """Outcomes and ends of runs come once. Files of a run that goes on, because an operator extends it, stay."""
+    monkeypatch.setattr("fl_client.assignments.manager.FIRST_PAUSE_S", 0.05)
+    full, settle, end_run = [True], DeviceStorage.settle, DeviceStorage.end_run
+
+    def on_disk(change: Callable[[DeviceStorage, Any], None]) -> Callable[[DeviceStorage, Any], None]:
+        def changing(kept: DeviceStorage, argument: Any) -> None:
+            if full[0]:
+                raise OSError(ENOSPC, "no space left on device")
+            change(kept, argument)
+
+        return changing
+
+    monkeypatch.setattr(DeviceStorage, "settle", on_disk(settle))
+    monkeypatch.setattr(DeviceStorage, "end_run", on_disk(end_run))
+    async with fleet.daemon() as daemon:
+        await work(coordinator, scaffold(coordinator, 0))
+        coordinator.push(outcome=outcome(coordinator, 0))
+        with capture_logs() as logs:
+            await daemon.until(lambda: len([line for line in logs if line["event"] == "state_dir_failed"]) > 1)
+        assert storage(fleet).pending_keys()
+        full[0] = False
+        await daemon.until(lambda: not storage(fleet).pending_keys())
+        assert storage(fleet).held_states() == [pb.HeldState(run_id="run")]
+        full[0] = True
+        coordinator.push(run_ended=pb.RunEnded(run_id="run"))
+        with capture_logs() as logs:
+            await daemon.until(lambda: [line for line in logs if line["event"] == "state_dir_failed"])
+        if extended:
+            await work(coordinator, scaffold(coordinator, 1))
+            full[0] = False
+            await work(coordinator, scaffold(coordinator, 2, outcome(coordinator, 1)))
+        full[0] = False
+        await daemon.until(lambda: extended or not storage(fleet).held_states())
+    assert [key_of(it) for it in storage(fleet).pending_keys()] == ([("run", 2, 0)] if extended else [])
 
 
 async def test_the_end_of_a_run_ends_its_work(fleet: Fleet, coordinator: FakeCoordinator) -> None:

@@ -52,8 +52,8 @@ def endpoint(coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch) -> S
     class Counted(GrpcTransport):
         closed = False
 
-        async def attend(self, session_id: str) -> AsyncGenerator[pb.AttendResponse, None]:
-            async for event in super().attend(session_id):
+        async def attend(self, session_id: str, asked: pb.AttendRequest) -> AsyncGenerator[pb.AttendResponse, None]:
+            async for event in super().attend(session_id, asked):
                 if self is state.connections[0]:
                     await state.late.wait()
                 yield event

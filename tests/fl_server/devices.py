@@ -75,16 +75,12 @@ class Device:
             train_examples=10 + len(self.name),
             eval_examples=self.eval_examples,
         )
-        keys = self.kept.keys() - self.outcomes.keys()
         values: dict[str, Any] = {
             "client_id": self.name,
             "instance_id": f"{self.process} start of {self.name}".strip(),
             "protocol": pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
             "labels": self.labels,
             "tasks": [offer],
-            "pending": [
-                ExchangeKey(run_id=run, round=round_, exchange=exchange) for run, round_, exchange in sorted(keys)
-            ],
         }
         return pb.RegisterRequest(**{**values, **changes})
 
@@ -92,8 +88,6 @@ class Device:
         """Register and attend. The device is attached when this returns."""
         answer = await world.service.Register(self.registration(), NO_CONTEXT)
         self.session = answer.session_id
-        for outcome in answer.outcomes:
-            self._keep_outcome(outcome)
         received = len(self.messages)
         self.stream = world.spawn(self._attend(world))
         await until(lambda: len(self.messages) > received or self.stream.done(), f"{self.name} is attached")
@@ -106,8 +100,11 @@ class Device:
         self.stream.cancel()
         await asyncio.gather(self.stream, return_exceptions=True)
 
-    async def _attend(self, world: World) -> None:
-        async for message in world.service.Attend(pb.AttendRequest(session_id=self.session), NO_CONTEXT):
+    async def _attend(self, world: World, states: Sequence[pb.HeldState] = ()) -> None:
+        keys = sorted(self.kept.keys() - self.outcomes.keys())
+        pending = [ExchangeKey(run_id=run, round=round_, exchange=exchange) for run, round_, exchange in keys]
+        request = pb.AttendRequest(session_id=self.session, pending=pending, states=states)
+        async for message in world.service.Attend(request, NO_CONTEXT):
             self.messages.append(message)
             if message.HasField("outcome"):
                 self._keep_outcome(message.outcome)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from fl_server.clients.sessions import MOST_AUTHORITIES, Origin, Sessions, Stream, shown_certificate
+from fl_server.clients.sessions import MOST_AUTHORITIES, Origin, Sessions, Stream, check_questions, shown_certificate
 from fl_server.errors import Fenced, Forbidden, InvalidInput, UnknownSessionError
 from fl_server.identity import Identity, caller
-from fl_server.rpc.methods import METHODS
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.training_pb2 import ExchangeKey
 
 
 def notice(text: str) -> pb.AttendResponse:
@@ -105,8 +107,14 @@ def test_authorities_that_are_no_digests_or_too_many_are_refused(authorities: li
         shown_certificate(attending(*authorities))
 
 
-def test_the_most_authorities_fit_into_a_request() -> None:
-    """Within the limits of its method."""
-    request, limit = attending(*[b"\x01" * 32] * MOST_AUTHORITIES), METHODS["/fl.v1.Coordinator/Attend"].limit
-    assert request.ByteSize() < limit.size_bytes
-    assert len(request.authorities) + 1 <= limit.values
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"pending": [ExchangeKey(run_id="r")] * 1001}, "pending: expected 1000 at most, got 1001"),
+        ({"states": [pb.HeldState(run_id="r")] * 1001}, "states: expected 1000 at most, got 1001"),
+    ],
+)
+def test_too_many_questions_are_refused(asked: dict[str, Any], message: str) -> None:
+    """Each is looked up, and answered by an event."""
+    with pytest.raises(InvalidInput, match=message):
+        check_questions(pb.AttendRequest(**asked))

@@ -55,9 +55,9 @@ def named(message: Descriptor, seen: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def test_all_methods_that_name_a_run_are_here() -> None:
-    """Register names runs, too: what it answers of one that is not loaded is that nothing is decided."""
+    """Attend names runs, too: it says nothing of one that is not loaded, because nothing is decided."""
     methods = pb.DESCRIPTOR.services_by_name["Coordinator"].methods
-    assert {method.name for method in methods if [*named(method.input_type)]} == {*REQUESTS, "Register"}
+    assert {method.name for method in methods if [*named(method.input_type)]} == {*REQUESTS, "Attend"}
 
 
 @pytest.fixture

@@ -237,14 +237,17 @@ async def test_an_extended_run_restarts_the_states(world: World) -> None:
                    if each.key.round == 3)  # fmt: skip
 
 
-async def test_a_registration_returns_the_ended_runs(world: World) -> None:
-    """Runs that ended, and runs that this coordinator does not know."""
+async def test_a_client_that_attends_is_told_which_runs_have_ended(world: World) -> None:
+    """Runs that ended, and runs that this coordinator does not know; also in its session, where a message was lost."""
     (device,) = await connect_all(world, [Device("a")])
     await world.create(**{**SCAFFOLD, "round": {"clients_per_round": 1}})
     await world.completed()
+    await until(lambda: device.pushed("run_ended"), "it was told once")
     states = [pb.HeldState(run_id=run, state_epoch=0) for run in ("r", "another")]
-    answer = await world.service.Register(device.registration(states=states), NO_CONTEXT)
-    assert list(answer.ended_runs) == ["r", "another"]
+    stream = aiter(world.service.Attend(pb.AttendRequest(session_id=device.session, states=states), NO_CONTEXT))
+    events = [await anext(stream) for _ in range(3)]
+    assert events[0].HasField("attached")
+    assert [event.run_ended.run_id for event in events[1:]] == ["r", "another"]
 
 
 async def test_a_delta_over_the_limit_is_scaled_down(world: World) -> None:

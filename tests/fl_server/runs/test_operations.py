@@ -10,6 +10,7 @@ from fl_server.errors import InvalidInput, WrongState
 from fl_server.rounds import events as ev
 from fl_server.rounds.state import Phase
 from fl_server.store.errors import StoreFull
+from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import REFUSAL_REASON_ABANDONED, ExchangeKey
 from tests.fl_server.devices import connect, deliver
 from tests.fl_server.harness import World, until
@@ -51,17 +52,16 @@ async def test_a_stop_abandons_the_open_round(world: World) -> None:
 
 
 async def test_a_client_that_was_away_is_told_of_the_end_when_it_comes_back(world: World) -> None:
-    """In its session, in which it asks about no update; a second time it is not told."""
+    """In its session, in which it asks about its state as often as it attends."""
     (device,) = await connect(world, "a")
     run = await world.create(round={"clients_per_round": 1})
     await device.assigned()
     await device.leave()
     await world.coordinator.actions.stop(run, "", "admin")
-    for _ in range(2):
-        device.stream = world.spawn(device._attend(world))
-        await until(lambda: device.pushed("run_ended"), "it is told")
+    for times in (1, 2):
+        device.stream = world.spawn(device._attend(world, states=[pb.HeldState(run_id="r")]))
+        await until(lambda times=times: len(device.pushed("run_ended")) == times, "it is told")
         await device.leave()
-    assert len(device.pushed("run_ended")) == 1
 
 
 async def test_an_operation_from_the_wrong_state_is_refused(world: World) -> None:
