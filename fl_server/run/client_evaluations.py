@@ -197,12 +197,14 @@ class ClientEvaluations:
         A client that still evaluates needs its state, and is told when that is over. One that is away, or does not get
         the message, asks when it attends again.
         """
-        message = pb.AttendResponse(run_ended=pb.RunEnded(run_id=self._context.run_id))
         async for client in with_turns(self._context.fleet.attendance.roster.present()):
-            if not self._control.ended:
-                return
-            if not self.awaits(client):
-                self._context.fleet.streams.push(client, message)
+            self.tell_end(client)
+
+    def tell_end(self, client: str) -> None:
+        """Tell a client that the run is over, if it is, unless the client still evaluates."""
+        if self._control.ended and not self.awaits(client):
+            message = pb.AttendResponse(run_ended=pb.RunEnded(run_id=self._context.run_id))
+            self._context.fleet.streams.push(client, message)
 
     # What clients do.
 

@@ -179,6 +179,7 @@ class Restoration:
         for client_id in attendance.roster.present():
             if attendance.attached(client_id):
                 run.client_attached(client_id)  # it has waited for the run
+                run.client_evaluations.tell_end(client_id)  # it may have asked before
 
     async def _fail(self, record: RunRecord, why: str) -> None:
         """Mark a run as failed, which no start tries again. One that has ended keeps its state."""

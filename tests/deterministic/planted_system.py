@@ -16,7 +16,7 @@ from fl_server.clients.attendance import Attendance, Presence
 from fl_server.run import restore
 from fl_server.run.client_evaluations import ClientEvaluations
 from fl_server.run.models import ModelStore
-from fl_server.runs.coordinator import Outcomes
+from fl_server.runs.coordinator import Coordinator, Outcomes
 from fl_server.store.database.transactions import count_updates
 from fl_server.store.spool.part_file import PartFile
 from fl_server.store.spool.spool import Spool
@@ -105,6 +105,15 @@ def _end_not_told() -> Patch:
     return ClientEvaluations, "send_run_ended", told
 
 
+def _ends_not_asked() -> Patch:
+    missed = Coordinator.missed
+
+    async def without_ends(self: Coordinator, request: Any, client_id: str) -> list[Any]:
+        return [event for event in await missed(self, request, client_id) if not event.HasField("run_ended")]
+
+    return Coordinator, "missed", without_ends
+
+
 def _outcomes_not_asked() -> Patch:
     async def decided(self: Outcomes, keys: Any, client: str) -> list[Any]:
         return []
@@ -172,6 +181,7 @@ PLANTED: dict[str, Callable[[], Patch]] = {
     "a client whose stream was lost is not drawn again": _lost_stream_stays_lost,
     "the end of a run is not told to its clients": _end_not_told,
     "a daemon that was away does not learn its outcomes": _outcomes_not_asked,
+    "a daemon that was away does not learn which runs have ended": _ends_not_asked,
     "a commit is written before its checkpoint": _commit_before_checkpoint,
     "a deadline goes on while the coordinator is down": _deadline_goes_on,
 }
