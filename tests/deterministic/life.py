@@ -296,11 +296,14 @@ class Life:
                 await self._repair()
 
     def _only_liars(self, run: Run) -> bool:
-        """Whether it failed because liars alone delivered in a round: a model that diverges looks the same."""
+        """Whether it failed because liars alone delivered in a round: a model that diverges looks the same.
+
+        A restart keeps the reason of a failure, and not who caused it.
+        """
         liars = {fault.who for fault in self.plan.faults if fault.kind == "lie" and fault.how in {"nan", "infinity"}}
         refused = {client for client, refusal in run.state.refused.items() if refusal.fault == "not_finite"}
         failed = {client for client, failure in run.state.failed.items() if failure.not_finite}
-        return run.state.failed_by == "not_finite" and len(liars) >= 2 and refused | failed <= liars
+        return "values that are not finite" in run.record.reason and len(liars) >= 2 and refused | failed <= liars
 
     async def _repair(self) -> None:
         """What an operator repairs when all faults are over."""
