@@ -157,7 +157,7 @@ PLANTED: dict[int, dict[str, tuple[str, int]]] = {
         "objects are removed before their removal is written": ("what the ledger counts is in the store", 12),
         "a part that is put again has its earlier name": ("what the ledger counts is in the store", 64),
         "a part whose answer was lost stays": ("no file of an ended run stays", 636),
-        "a restart without room for a copy fails the run": ("no run fails without a cause", 792),
+        "a restart without room for a copy fails the run": ("no run fails without a cause", 1481),
     },
 }
 """By depth: each planted fault with the check that finds it and the first seed whose life does."""
