@@ -49,6 +49,35 @@ def session_of(response: pb.RegisterResponse, connection: GrpcTransport) -> Sess
     return Session(response.session_id, connection, preferred, largest)
 
 
+def requested_events(response: pb.RegisterResponse, request: pb.RegisterRequest) -> list[pb.AttendResponse]:
+    """The outcomes and ended runs that the request asked about, as events. Others are ignored."""
+    pending = {_name(key) for key in request.pending}
+    runs = {state.run_id for state in request.states}
+    events: list[pb.AttendResponse] = []
+    for outcome in response.outcomes:
+        if (name := _name(outcome.key)) in pending:
+            pending.remove(name)
+            events.append(pb.AttendResponse(outcome=outcome))
+    for run_id in response.ended_runs:
+        if run_id in runs:
+            runs.remove(run_id)
+            events.append(pb.AttendResponse(run_ended=pb.RunEnded(run_id=run_id)))
+    return events
+
+
+def unanswered(response: pb.RegisterResponse, request: pb.RegisterRequest) -> pb.AttendRequest:
+    """What the registration has asked and does not know yet. It may be decided before the first stream is open."""
+    decided = {_name(outcome.key) for outcome in response.outcomes}
+    return pb.AttendRequest(
+        pending=[key for key in request.pending if _name(key) not in decided],
+        states=[state for state in request.states if state.run_id not in response.ended_runs],
+    )
+
+
+def _name(key: training_pb2.ExchangeKey) -> bytes:
+    return key.SerializeToString(deterministic=True)
+
+
 async def ask(server: str, client_id: str, tls: Pem | None, *, proxy: str) -> None:
     """Register with a protocol version that does not exist.
 
@@ -73,7 +102,7 @@ FIRST_EVENT_S = 60.0
 
 
 class EventHandler(Protocol):
-    """Takes the events of a session, and knows what to ask at the start of a stream."""
+    """Takes the events of a session, and knows what a call has to ask."""
 
     def attached(self) -> None:
         """The coordinator's stream is open."""

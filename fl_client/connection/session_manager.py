@@ -17,7 +17,14 @@ from fl_client import errors
 from fl_client.connection.link import Link
 from fl_client.connection.messages import clocks_differ, log_text, seconds_of
 from fl_client.connection.reconnect import NEEDS_A_PERSON, Endpoint, ReconnectPolicy
-from fl_client.connection.session import EventHandler, EventStream, check_registration, session_of
+from fl_client.connection.session import (
+    EventHandler,
+    EventStream,
+    check_registration,
+    requested_events,
+    session_of,
+    unanswered,
+)
 from fl_client.connection.transport import GrpcTransport
 from fl_common.rate_limits import RateLimiter
 from protos.fl.v1 import coordinator_pb2 as pb
@@ -139,11 +146,10 @@ class SessionManager:
                 raise
             log.info("session_lost", server=self._endpoint.server)
             self._session = None  # also if the registration below is deferred: the next try must not ask for it again
-        self._session = await self._register(connection)
-        return self._stream(connection, await self._asked())
+        return self._stream(connection, await self._register(connection))
 
     async def _asked(self) -> pb.AttendRequest:
-        """What a stream asks: an earlier one may have lost the answers."""
+        """The updates and runs that the device does not know the end of."""
         pending, states = await self._handler.pending_updates(), await self._handler.client_states()
         return pb.AttendRequest(pending=pending, states=states)
 
@@ -229,8 +235,11 @@ class SessionManager:
             case _:
                 self._handler.handle(event)
 
-    async def _register(self, connection: GrpcTransport) -> pb.RegisterResponse:
-        request = self._endpoint.registration()
+    async def _register(self, connection: GrpcTransport) -> pb.AttendRequest:
+        """Open a session. Returns what its first stream has to ask."""
+        request, asked = self._endpoint.registration(), await self._asked()
+        request.pending.extend(asked.pending)
+        request.states.extend(asked.states)
         response = await connection.register(request)
         check_registration(response, request)
         self._endpoint.accept(response)
@@ -238,4 +247,7 @@ class SessionManager:
         log.info("registered", client=request.client_id, protocol=response.protocol, coordinator=coordinator)
         if clocks := clocks_differ(response.time, time.time()):
             log.warning("clocks_differ", reason=f"{clocks}: set the wrong one, for example by timedatectl set-ntp true")
-        return response
+        for event in requested_events(response, request):
+            self._handler.handle(event)
+        self._session = response
+        return unanswered(response, request)

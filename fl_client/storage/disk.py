@@ -86,7 +86,7 @@ class StorageLimits:
     """Limits of the client states and of the updates that have a next client state.
 
     Files of a run with an open outcome are promised to its coordinator, so none of them is removed for another run:
-    work that needs more is refused. A coordinator reports ended runs when the daemon attends next.
+    work that needs more is refused. A coordinator reports ended runs when the daemon comes back.
     """
 
     runs: int

@@ -277,8 +277,11 @@ class Streams:
         stream.push(pb.AttendResponse(attached=pb.Attached()))
         client_id = session.client_id
         try:
-            for message in await self._attendance.changes.listener.missed(request, client_id):
-                stream.push(message)
+            outcomes, ended_runs = await self._attendance.changes.listener.settled(request, client_id)
+            for outcome in outcomes:
+                stream.push(pb.AttendResponse(outcome=outcome))
+            for run_id in ended_runs:
+                stream.push(pb.AttendResponse(run_ended=pb.RunEnded(run_id=run_id)))
             await self._attendance.begun(client_id, certificate)
             async for message in stream:
                 yield message

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -23,7 +23,8 @@ from fl_server.store.client_work import ClientWork
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import MOST_CLIENTS, Ledger, write_when_possible
 from fl_server.store.records import ClientRecord, HistoryRecord, only_banned
-from protos.fl.v1.coordinator_pb2 import AttendRequest, AttendResponse
+from protos.fl.v1.coordinator_pb2 import AttendRequest, RegisterRequest
+from protos.fl.v1.training_pb2 import Outcome
 
 log = structlog.get_logger()
 PAUSE_A_CLIENT_S = 20e-6
@@ -32,14 +33,16 @@ a few times, not ten thousand times."""
 LONGEST_PAUSE_S = 1.0
 """Longest pause after a report that took long: the machine may have stood still meanwhile."""
 _NOTHING = ClientWork()
+Asked: TypeAlias = RegisterRequest | AttendRequest
+"""A call by which a client asks what has become of its updates (`pending`) and runs (`states`)."""
 
 
 class FleetListener:
     """Is informed when clients come and go. This one does nothing about it."""
 
-    async def missed(self, request: AttendRequest, client_id: str) -> list[AttendResponse]:  # noqa: ARG002 - of none
-        """Events for what a client that attends asks about. Raises StoreError."""
-        return []
+    async def settled(self, asked: Asked, client_id: str) -> tuple[list[Outcome], list[str]]:  # noqa: ARG002 - of none
+        """The outcomes of updates that a client asks about, and which of its runs have ended. Raises StoreError."""
+        return [], []
 
     def client_attached(self, client_id: str) -> None:
         """The client can be reached; push its outstanding work."""

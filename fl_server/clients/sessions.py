@@ -18,7 +18,7 @@ T = TypeVar("T")
 MOST_SENT = 32
 """Digests of a session that are kept; an assignment has fewer resources."""
 MOST_ASKED = 1000
-"""Updates, and states, that a client may ask about when it attends."""
+"""Updates, and states, that a client may ask about in one call."""
 MOST_AUTHORITIES = 12
 """Authorities that a client may name when it attends."""
 _SHA256_BYTES = 32

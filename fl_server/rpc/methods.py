@@ -129,7 +129,7 @@ def _changing(roles: frozenset[str], subject: Callable[[Any], str], *details: st
 
 
 METHODS: Mapping[str, Method] = {
-    # 64 labels and tasks with texts of 256 characters fit into 512 KiB, a thousand pending keys and states into 256.
+    # A thousand pending keys and states, and 64 labels and tasks with texts of 256 characters, fit into 512 KiB.
     "/fl.v1.Coordinator/Register": Method(_CLIENT, RequestLimit(size_bytes=512 << 10, at_once=4)),
     "/fl.v1.Coordinator/Attend": Method(_CLIENT, RequestLimit(size_bytes=256 << 10, at_once=8)),
     "/fl.v1.Coordinator/FetchModel": Method(_CLIENT, _SMALL),

@@ -72,7 +72,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._reports = Reports(services, coordinator)
 
     async def Register(self, request: pb.RegisterRequest, context: Context) -> pb.RegisterResponse:
-        """Open a session."""
+        """Open a session, and return the outcomes that the client has missed."""
         try:
             session, protocol = await self._fleet.register(request)
         except NoCommonProtocol as error:
@@ -87,6 +87,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             data_address=self._data_address(),
         )
         response.time.FromSeconds(int(time.time()))
+        outcomes, ended_runs = await self._coordinator.settled(request, session.client_id)
+        response.outcomes.extend(outcomes)
+        response.ended_runs.extend(ended_runs)
         return response
 
     def _limits(self) -> pb.Limits:

@@ -10,7 +10,7 @@ import structlog
 
 from fl_common.names import version_of
 from fl_server.aggregation.outgoing import Broadcast
-from fl_server.clients.client_records import FleetListener
+from fl_server.clients.client_records import Asked, FleetListener
 from fl_server.errors import InvalidInput, NoBestRound, NoSuchModel, NoSuchResource, NoSuchRun
 from fl_server.rounds import events as ev
 from fl_server.run.client_states import accepted_outcome, not_needed_outcome, uncounted_outcome
@@ -28,7 +28,6 @@ from fl_server.store.errors import StoreError
 from fl_server.store.ledger import Ledger
 from fl_server.store.records import UpdateRecord
 from protos.codec import digest_text
-from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1.training_pb2 import ExchangeKey, Outcome, RefusalReason
 
 log = structlog.get_logger()
@@ -144,16 +143,14 @@ class Coordinator(FleetListener):
 
     # For the fleet.
 
-    async def missed(self, request: pb.AttendRequest, client_id: str) -> list[pb.AttendResponse]:
-        """What has become of the updates and runs that a client asks about. It may have been sent before, and lost."""
-        events = [
-            pb.AttendResponse(outcome=outcome) for outcome in await self.outcomes.decided(request.pending, client_id)
-        ]
-        for run_id in filter(self.table.is_over, dict.fromkeys(held.run_id for held in request.states)):
+    async def settled(self, asked: Asked, client_id: str) -> tuple[list[Outcome], list[str]]:
+        """The outcomes of updates that a client asks about, and which of its runs have ended."""
+        outcomes, ended = await self.outcomes.decided(asked.pending, client_id), list[str]()
+        for run_id in filter(self.table.is_over, dict.fromkeys(held.run_id for held in asked.states)):
             run = self.table.loaded.get(run_id)
             if run is None or not run.client_evaluations.awaits(client_id):  # else it is told after its evaluation
-                events.append(pb.AttendResponse(run_ended=pb.RunEnded(run_id=run_id)))
-        return events
+                ended.append(run_id)
+        return outcomes, ended
 
     def client_attached(self, client_id: str) -> None:
         """A client attached: send it the work that it still has."""
@@ -204,7 +201,7 @@ class Coordinator(FleetListener):
 
 
 MOST_LOOKED_UP = 256
-"""Updates of a client that are looked up for one Attend; daemons keep one or two for each run."""
+"""Updates of a client that are looked up for one call; daemons keep one or two for each run."""
 LISTS_KEPT = 16
 """Accepted lists in memory: a fleet that comes back after a restart asks about the same few."""
 
@@ -225,7 +222,7 @@ class Outcomes:
         """The outcomes of a client's updates, as far as they are decided.
 
         A repeated key is answered once. At most MOST_LOOKED_UP keys are looked up in the ledger; the client asks about
-        the others when it attends again.
+        the others when it comes again.
         """
         outcomes: list[Outcome] = []
         wanted: dict[tuple[Run, int], list[int]] = {}  # the runs: one may be deleted while the ledger is read

@@ -106,12 +106,12 @@ def _end_not_told() -> Patch:
 
 
 def _ends_not_asked() -> Patch:
-    missed = Coordinator.missed
+    settled = Coordinator.settled
 
-    async def without_ends(self: Coordinator, request: Any, client_id: str) -> list[Any]:
-        return [event for event in await missed(self, request, client_id) if not event.HasField("run_ended")]
+    async def without_ends(self: Coordinator, asked: Any, client_id: str) -> tuple[list[Any], list[str]]:
+        return (await settled(self, asked, client_id))[0], []
 
-    return Coordinator, "missed", without_ends
+    return Coordinator, "settled", without_ends
 
 
 def _outcomes_not_asked() -> Patch:

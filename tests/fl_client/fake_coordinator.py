@@ -206,6 +206,8 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
             protocol=1,
             coordinator_id=self.id,
             limits=limits,
+            outcomes=self.outcomes,
+            ended_runs=self.ended_runs,
         )
 
     async def Attend(self, request: pb.AttendRequest, context: Any) -> AsyncIterator[pb.AttendResponse]:
@@ -216,9 +218,11 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         stream = self.streams[request.session_id] = asyncio.Queue()
         yield pb.AttendResponse(attached=pb.Attached())
         for outcome in self.outcomes:
-            yield pb.AttendResponse(outcome=outcome)
-        for run_id in self.ended_runs:
-            yield pb.AttendResponse(run_ended=pb.RunEnded(run_id=run_id))
+            if outcome.key in request.pending:
+                yield pb.AttendResponse(outcome=outcome)
+        for state in request.states:
+            if state.run_id in self.ended_runs:
+                yield pb.AttendResponse(run_ended=pb.RunEnded(run_id=state.run_id))
         for event in self.outstanding:
             yield event
         await self._note("Attend", request)

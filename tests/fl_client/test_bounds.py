@@ -135,6 +135,16 @@ async def test_a_version_that_was_not_offered_is_refused(
     assert line["reason"] == "expected protocol 1 to 1, got 99"
 
 
+async def test_only_requested_outcomes_are_used(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """An outcome of a run that the registration did not name changes nothing."""
+    coordinator.outcomes.append(training_pb2.Outcome(key=training_pb2.ExchangeKey(run_id="other"), counted=True))
+    coordinator.ended_runs.append("another")
+    with capture_logs() as logs:
+        async with fleet.daemon():
+            await coordinator.until(lambda: coordinator.calls["Attend"])
+    assert not [line for line in logs if line["event"] in ("outcome", "run_ended")]
+
+
 def test_a_limit_on_chunks_is_not_taken_below_the_smallest() -> None:
     """Chunks of one byte would be a message for each byte of the model."""
     limits = pb.Limits(max_chunk_bytes=1, chunk_bytes=1 << 30)

@@ -80,16 +80,20 @@ async def test_a_restarted_daemon_that_missed_the_outcome_has_its_state(
     assert delta(coordinator, 1) == pytest.approx(-0.01)
 
 
-async def test_outcomes_that_the_daemon_asks_for_are_settled(fleet: Fleet, coordinator: FakeCoordinator) -> None:
-    """The daemon names run and key when it attends; the answer makes the state, and the assignment asks for it."""
+async def test_outcomes_of_a_registration_are_settled(fleet: Fleet, coordinator: FakeCoordinator) -> None:
+    """The registration names run and key; its answer makes the state, and nothing is asked twice."""
     async with fleet.daemon():
         await work(coordinator, scaffold(coordinator, 0, state_epoch=2))
     coordinator.outcomes.append(outcome(coordinator, 0, state_epoch=2))
     async with fleet.daemon() as daemon:
         await daemon.until(lambda: not storage(fleet).pending_keys())
-    second = coordinator.calls["Attend"][1]
+    second = coordinator.calls["Register"][1]
     assert list(second.states) == [pb.HeldState(run_id="run", state_epoch=2)]
     assert list(second.pending) == [coordinator.updates[0][0].key]
+    assert (list(coordinator.calls["Attend"][1].pending), list(coordinator.calls["Attend"][1].states)) == (
+        [],
+        list(second.states),
+    )
     assert storage(fleet).pending_keys() == []
     assert storage(fleet).held_states() == [pb.HeldState(run_id="run", state_epoch=2)]
 

@@ -20,7 +20,7 @@ from fl_client.assignments.manager import AssignmentManager
 from fl_client.assignments.releases import MOST_MODELS
 from fl_client.connection.link import Link, RetryDelays
 from fl_client.connection.messages import InvalidMessage, log_text, parse, seconds_of
-from fl_client.connection.session import check_registration
+from fl_client.connection.session import check_registration, requested_events
 from fl_client.errors import ClientError
 from fl_client.monitoring.metrics import Metrics
 from fl_client.settings.config import LimitsConfig
@@ -132,9 +132,14 @@ async def test_every_extreme_event_is_handled(event: pb.AttendResponse) -> None:
 
 
 def test_an_extreme_registration_is_refused_by_name_or_names_a_session() -> None:
-    """Its session id is neither empty nor long."""
-    request = pb.RegisterRequest(protocol=pb.ProtocolRange(min=1, max=1))
-    for response in extremes(pb.RegisterResponse(session_id="s", protocol=1)):
+    """Only outcomes and runs that were requested are used."""
+    request = pb.RegisterRequest(
+        protocol=pb.ProtocolRange(min=1, max=1), pending=[KEY], states=[pb.HeldState(run_id="run")]
+    )
+    base = pb.RegisterResponse(session_id="s", protocol=1, outcomes=[ASSIGNMENT.counted], ended_runs=["run"])
+    assert len(requested_events(base, request)) == 2
+    for response in extremes(base):
+        assert len(requested_events(response, request)) <= 2
         try:
             check_registration(response, request)
         except ClientError:
@@ -153,9 +158,9 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
 
 
 def test_a_message_is_measured_before_it_is_parsed() -> None:
-    """Three bytes of the wire become an object in memory."""
-    raw = pb.RegisterRequest(packages=[""] * 200_000).SerializeToString()
-    with pytest.raises(InvalidMessage, match="at most 262144 bytes, got 600000"):
+    """Two bytes of the wire become an object in memory."""
+    raw = pb.RegisterResponse(ended_runs=[""] * 200_000).SerializeToString()
+    with pytest.raises(InvalidMessage, match="at most 262144 bytes, got 400000"):
         parse(raw, pb.RegisterResponse)
 
 

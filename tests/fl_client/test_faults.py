@@ -160,7 +160,7 @@ async def test_a_restarted_daemon_sends_the_same_bytes(fleet: Fleet, coordinator
     first = coordinator.calls["SubmitUpdate"][0].digest
     async with fleet.daemon() as second:
         await coordinator.until(lambda: coordinator.updates)
-    assert list(coordinator.calls["Attend"][1].pending) == [coordinator.updates[0][0].key]
+    assert list(coordinator.calls["Register"][1].pending) == [coordinator.updates[0][0].key]
     assert (coordinator.updates[0][0].digest, second.count("rounds_trained_total")) == (first, 0)
     assert [query.digest for query in coordinator.calls["QueryUpload"]] == [first]
 

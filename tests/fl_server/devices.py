@@ -81,13 +81,20 @@ class Device:
             "protocol": pb.ProtocolRange(min=PROTOCOL_MIN, max=PROTOCOL_MAX),
             "labels": self.labels,
             "tasks": [offer],
+            "pending": self._pending(),
         }
         return pb.RegisterRequest(**{**values, **changes})
+
+    def _pending(self) -> list[ExchangeKey]:
+        keys = sorted(self.kept.keys() - self.outcomes.keys())
+        return [ExchangeKey(run_id=run, round=round_, exchange=exchange) for run, round_, exchange in keys]
 
     async def connect(self, world: World) -> Self:
         """Register and attend. The device is attached when this returns."""
         answer = await world.service.Register(self.registration(), NO_CONTEXT)
         self.session = answer.session_id
+        for outcome in answer.outcomes:
+            self._keep_outcome(outcome)
         received = len(self.messages)
         self.stream = world.spawn(self._attend(world))
         await until(lambda: len(self.messages) > received or self.stream.done(), f"{self.name} is attached")
@@ -101,10 +108,8 @@ class Device:
         await asyncio.gather(self.stream, return_exceptions=True)
 
     async def _attend(self, world: World, states: Sequence[pb.HeldState] = ()) -> None:
-        keys = sorted(self.kept.keys() - self.outcomes.keys())
-        pending = [ExchangeKey(run_id=run, round=round_, exchange=exchange) for run, round_, exchange in keys]
-        request = pb.AttendRequest(session_id=self.session, pending=pending, states=states)
-        async for message in world.service.Attend(request, NO_CONTEXT):
+        asked = pb.AttendRequest(session_id=self.session, pending=self._pending(), states=states)
+        async for message in world.service.Attend(asked, NO_CONTEXT):
             self.messages.append(message)
             if message.HasField("outcome"):
                 self._keep_outcome(message.outcome)

@@ -138,7 +138,7 @@ class HeldState(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., state_epoch: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("client_id", "instance_id", "protocol", "software", "labels", "device", "tasks", "encodings", "availability", "methods", "held", "privacy_resets", "releases", "packages", "package_refusals")
+    __slots__ = ("client_id", "instance_id", "protocol", "software", "labels", "device", "tasks", "pending", "states", "encodings", "availability", "methods", "held", "privacy_resets", "releases", "packages", "package_refusals")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,8 @@ class RegisterRequest(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     ENCODINGS_FIELD_NUMBER: _ClassVar[int]
     AVAILABILITY_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +170,8 @@ class RegisterRequest(_message.Message):
     labels: _containers.ScalarMap[str, str]
     device: Device
     tasks: _containers.RepeatedCompositeFieldContainer[TaskOffer]
+    pending: _containers.RepeatedCompositeFieldContainer[_training_pb2.ExchangeKey]
+    states: _containers.RepeatedCompositeFieldContainer[HeldState]
     encodings: _containers.RepeatedScalarFieldContainer[_tensor_pb2.Encoding]
     availability: Availability
     methods: _containers.RepeatedCompositeFieldContainer[MethodOffer]
@@ -176,7 +180,7 @@ class RegisterRequest(_message.Message):
     releases: HeldReleases
     packages: _containers.RepeatedScalarFieldContainer[str]
     package_refusals: _containers.RepeatedCompositeFieldContainer[PackageRefusal]
-    def __init__(self, client_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., protocol: _Optional[_Union[ProtocolRange, _Mapping]] = ..., software: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[TaskOffer, _Mapping]]] = ..., encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[MethodOffer, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_tensor_pb2.Digest, _Mapping]]] = ..., privacy_resets: _Optional[int] = ..., releases: _Optional[_Union[HeldReleases, _Mapping]] = ..., packages: _Optional[_Iterable[str]] = ..., package_refusals: _Optional[_Iterable[_Union[PackageRefusal, _Mapping]]] = ...) -> None: ...
+    def __init__(self, client_id: _Optional[str] = ..., instance_id: _Optional[str] = ..., protocol: _Optional[_Union[ProtocolRange, _Mapping]] = ..., software: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[TaskOffer, _Mapping]]] = ..., pending: _Optional[_Iterable[_Union[_training_pb2.ExchangeKey, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[HeldState, _Mapping]]] = ..., encodings: _Optional[_Iterable[_Union[_tensor_pb2.Encoding, str]]] = ..., availability: _Optional[_Union[Availability, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[MethodOffer, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_tensor_pb2.Digest, _Mapping]]] = ..., privacy_resets: _Optional[int] = ..., releases: _Optional[_Union[HeldReleases, _Mapping]] = ..., packages: _Optional[_Iterable[str]] = ..., package_refusals: _Optional[_Iterable[_Union[PackageRefusal, _Mapping]]] = ...) -> None: ...
 
 class PackageRefusal(_message.Message):
     __slots__ = ("name", "digest", "rule", "detail")
@@ -217,20 +221,24 @@ class Limits(_message.Message):
     def __init__(self, max_chunk_bytes: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., keepalive: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., reattach_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("session_id", "protocol", "coordinator_id", "limits", "data_address", "time")
+    __slots__ = ("session_id", "protocol", "coordinator_id", "limits", "outcomes", "ended_runs", "data_address", "time")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_ID_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_RUNS_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     protocol: int
     coordinator_id: str
     limits: Limits
+    outcomes: _containers.RepeatedCompositeFieldContainer[_training_pb2.Outcome]
+    ended_runs: _containers.RepeatedScalarFieldContainer[str]
     data_address: str
     time: _timestamp_pb2.Timestamp
-    def __init__(self, session_id: _Optional[str] = ..., protocol: _Optional[int] = ..., coordinator_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., data_address: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., protocol: _Optional[int] = ..., coordinator_id: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., outcomes: _Optional[_Iterable[_Union[_training_pb2.Outcome, _Mapping]]] = ..., ended_runs: _Optional[_Iterable[str]] = ..., data_address: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
     __slots__ = ("session_id", "authorities", "pending", "states")

@@ -19,6 +19,7 @@ from fl_server.errors import Fenced, Forbidden, InvalidInput, NoCommonProtocol, 
 from fl_server.identity import Identity, caller
 from fl_server.store.errors import StoreUnavailable
 from protos.fl.v1 import coordinator_pb2 as pb
+from protos.fl.v1.training_pb2 import ExchangeKey
 from protos.wire import PROTOCOL_MAX
 from tests.fl_server.devices import NO_CONTEXT, Device
 from tests.fl_server.fleet_checks import Clock, eligible, history, make_ledger_unavailable
@@ -92,6 +93,8 @@ async def test_an_attached_client_is_present(world: World) -> None:
             pb.Availability(until=Timestamp(seconds=1 << 60)),
             "availability.until: expected a time up to the year 9999, got 1152921504606846976",
         ),
+        ("pending", [ExchangeKey(run_id="r")] * 1001, "pending: expected 1000 at most, got 1001"),
+        ("states", [pb.HeldState(run_id="r")] * 1001, "states: expected 1000 at most, got 1001"),
     ],
 )
 async def test_an_oversized_registration_is_refused(world: World, field: str, value: Any, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fl_server.clients.registration import MOST_ENTRIES
+from fl_server.clients.registration import MAX_ENTRIES
 from fl_server.clients.sessions import MOST_ASKED, MOST_AUTHORITIES
 from fl_server.rpc.call_limits import LARGE_BYTES, BadRequest, parse
 from protos.fl.v1 import admin_pb2
@@ -15,8 +15,8 @@ REGISTER = "/fl.v1.Coordinator/Register"
 
 
 def test_the_largest_valid_registration_is_accepted() -> None:
-    """The highest numbers of labels and tasks, each with the longest texts."""
-    texts = ["x" * 252 + f"{number:04}" for number in range(MOST_ENTRIES)]
+    """The highest numbers of labels, tasks, keys and states, each with the longest texts."""
+    texts = ["x" * 252 + f"{number:04}" for number in range(64)]
     request = pb.RegisterRequest(
         client_id="c" * 64,
         labels={text: text for text in texts},
@@ -26,6 +26,8 @@ def test_the_largest_valid_registration_is_accepted() -> None:
             )
             for text in texts
         ],
+        pending=[ExchangeKey(run_id="r" * 64, round=9999, exchange=1)] * MAX_ENTRIES["pending"],
+        states=[pb.HeldState(run_id="r" * 64, state_epoch=7)] * MAX_ENTRIES["states"],
     )
     assert parse(REGISTER, request.SerializeToString(), pb.RegisterRequest.FromString) == request
 
@@ -45,7 +47,7 @@ def test_the_most_questions_of_a_client_that_attends_are_accepted() -> None:
     ("raw", "why", "message"),
     [
         (b"\x0a" + b"x" * (512 << 10), "size", "at most 524288 bytes in Register; send less, got 524289 bytes"),
-        (b"\x3a\x00" * 10_001, "values", "at most 10,000 values in Register; send fewer entries, got more"),
+        (b"\x42\x00" * 10_001, "values", "at most 10,000 values in Register; send fewer entries, got more"),
         (b"\x0a\x02\xff\xfe", "malformed", "bytes that protobuf cannot parse"),
         (b"\xff\xff\xff", "malformed", "bytes that protobuf cannot parse"),
         (b"\x0b" * 20_000, "malformed", "wire type 3"),

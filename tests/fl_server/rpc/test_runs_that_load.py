@@ -55,9 +55,9 @@ def named(message: Descriptor, seen: tuple[str, ...] = ()) -> Iterator[str]:
 
 
 def test_all_methods_that_name_a_run_are_here() -> None:
-    """Attend names runs, too: it says nothing of one that is not loaded, because nothing is decided."""
+    """Register and Attend name runs, too: they say nothing of one that is not loaded, because nothing is decided."""
     methods = pb.DESCRIPTOR.services_by_name["Coordinator"].methods
-    assert {method.name for method in methods if [*named(method.input_type)]} == {*REQUESTS, "Attend"}
+    assert {method.name for method in methods if [*named(method.input_type)]} == {*REQUESTS, "Register", "Attend"}
 
 
 @pytest.fixture

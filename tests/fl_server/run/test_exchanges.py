@@ -237,6 +237,16 @@ async def test_an_extended_run_restarts_the_states(world: World) -> None:
                    if each.key.round == 3)  # fmt: skip
 
 
+async def test_a_registration_returns_the_ended_runs(world: World) -> None:
+    """Runs that ended, and runs that this coordinator does not know."""
+    (device,) = await connect_all(world, [Device("a")])
+    await world.create(**{**SCAFFOLD, "round": {"clients_per_round": 1}})
+    await world.completed()
+    states = [pb.HeldState(run_id=run, state_epoch=0) for run in ("r", "another")]
+    answer = await world.service.Register(device.registration(states=states), NO_CONTEXT)
+    assert list(answer.ended_runs) == ["r", "another"]
+
+
 async def test_a_client_that_attends_is_told_which_runs_have_ended(world: World) -> None:
     """Runs that ended, and runs that this coordinator does not know; also in its session, where a message was lost."""
     (device,) = await connect_all(world, [Device("a")])

@@ -16,8 +16,8 @@ from fl_server.run.rounds import RECENT
 from fl_server.runs.coordinator import LISTS_KEPT, MOST_LOOKED_UP
 from fl_server.store.records import HistoryRecord
 from protos.fl.v1 import coordinator_pb2 as pb
-from protos.fl.v1.training_pb2 import ExchangeKey, Outcome
-from tests.fl_server.devices import Device
+from protos.fl.v1.training_pb2 import ExchangeKey
+from tests.fl_server.devices import NO_CONTEXT, Device
 from tests.fl_server.harness import World
 
 
@@ -55,21 +55,15 @@ async def a_round_of(world: World, clients: int) -> list[Device]:
     return devices
 
 
-async def told(world: World, client: str, keys: list[ExchangeKey]) -> list[Outcome]:
-    """The outcomes that a client is told when it attends with these pending keys."""
-    events = await world.coordinator.missed(pb.AttendRequest(pending=keys), client)
-    return [event.outcome for event in events if event.HasField("outcome")]
-
-
 async def read_at_a_restart(folder: Path, clients: int) -> tuple[int, int]:
-    """(statements, rows) read when all clients of a round attend again, each with one pending key."""
+    """(statements, rows) read when all clients of a round register again, each with one pending key."""
     async with World(folder) as world:
         devices = await a_round_of(world, clients)
     async with World(folder) as world:
         with count_reads(world) as counted:
             for device in devices:
-                outcomes = await told(world, device.name, [ExchangeKey(run_id="r")])
-                assert [outcome.counted for outcome in outcomes] == [True]
+                answer = await world.service.Register(device.registration(), NO_CONTEXT)
+                assert [outcome.counted for outcome in answer.outcomes] == [True]
         return counted.statements, counted.rows
 
 
@@ -87,12 +81,17 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
+async def registered(world: World, device: Device, keys: list[ExchangeKey]) -> pb.RegisterResponse:
+    """The response to a registration with these pending keys."""
+    return await world.service.Register(device.registration(pending=keys), NO_CONTEXT)
+
+
 async def test_a_repeated_key_is_answered_once(world: World) -> None:
     """A thousand equal keys: one row is read in addition to the list."""
     (device,) = await a_round_of(world, 1)
     with count_reads(world) as counted:
-        outcomes = await told(world, device.name, [ExchangeKey(run_id="r")] * 1000)
-    assert (len(outcomes), counted.rows) == (1, 2)
+        answer = await registered(world, device, [ExchangeKey(run_id="r")] * 1000)
+    assert (len(answer.outcomes), counted.rows) == (1, 2)
 
 
 @pytest.mark.slow
@@ -103,8 +102,8 @@ async def test_one_statement_reads_all_rounds_of_a_run(world: World) -> None:
     await world.completed()
     keys = [ExchangeKey(run_id="r", round=round_) for round_ in range(40)]
     with count_reads(world) as counted:
-        outcomes = await told(world, device.name, keys)
-    assert [outcome.counted for outcome in outcomes] == [True] * 40
+        answer = await registered(world, device, keys)
+    assert [outcome.counted for outcome in answer.outcomes] == [True] * 40
     assert counted.rows == 80 + 40 - RECENT
     assert len(world.coordinator.outcomes._lists) == LISTS_KEPT
 
@@ -116,9 +115,9 @@ async def test_no_list_is_read_for_a_client_outside_the_rounds(world: World) -> 
     keys = [ExchangeKey(run_id="r", round=0, exchange=number) for number in range(500)]
     keys += [ExchangeKey(run_id="r", round=round_) for round_ in (1, 2, 2**32 - 1)]
     with count_reads(world) as counted:
-        outcomes = await told(world, other.name, keys)
+        answer = await registered(world, other, keys)
     assert counted.rows == 0
-    assert {outcome.counted for outcome in outcomes} == {False}
+    assert {outcome.counted for outcome in answer.outcomes} == {False}
 
 
 async def test_the_keys_looked_up_in_one_call_are_limited(world: World) -> None:
@@ -132,5 +131,5 @@ async def test_the_keys_looked_up_in_one_call_are_limited(world: World) -> None:
         run.rounds.add(commit)
     keys = [ExchangeKey(run_id="r", round=round_) for round_ in range(300)]
     unknown = [ExchangeKey(run_id="x", round=round_) for round_ in range(600)]
-    outcomes = await told(world, device.name, unknown + keys)
-    assert len(outcomes) == 600 + MOST_LOOKED_UP
+    answer = await registered(world, device, unknown + keys)
+    assert len(answer.outcomes) == 600 + MOST_LOOKED_UP

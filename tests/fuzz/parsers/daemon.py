@@ -30,7 +30,7 @@ from fl_client.connection.bundles.download import Differences, Download
 from fl_client.connection.bundles.expected import ExpectedBundle, ExpectedBundles
 from fl_client.connection.link import Backoff, Link, RetryDelays, Session
 from fl_client.connection.messages import InvalidMessage, log_text, parse, seconds_of
-from fl_client.connection.session import check_registration, session_of
+from fl_client.connection.session import check_registration, requested_events, session_of
 from fl_client.connection.transport_errors import error_of
 from fl_client.errors import TransportError, WorkFailed
 from fl_client.settings.config import LimitsConfig
@@ -46,7 +46,7 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.fl.v1 import errors_pb2, tensor_pb2, training_pb2
 from protos.status import STATUS_DETAILS_KEY, detail_of, status_metadata
 from protos.wire import MAX_MESSAGE_BYTES
-from tests.fuzz.examples import DATA, LAYOUT, assignment, examples, resource
+from tests.fuzz.examples import DATA, LAYOUT, RUN, assignment, examples, resource
 from tests.fuzz.mutation import Seed, Stream, parts_of
 from tests.fuzz.parser import Parser
 
@@ -73,15 +73,23 @@ def parsers(folder: Path, opened: ExitStack) -> Iterator[Parser]:
     yield Parser("daemon.error", _details(), _error, weight=2)
 
 
+def _request() -> pb.RegisterRequest:
+    request = cast(pb.RegisterRequest, examples(pb.RegisterRequest.DESCRIPTOR)[0])
+    request.pending.append(training_pb2.ExchangeKey(run_id=RUN, round=1))
+    return request
+
+
 def _registrations() -> list[Seed]:
     return [*examples(pb.RegisterResponse.DESCRIPTOR), pb.RegisterResponse(session_id="s", protocol=1)]
 
 
 def _register(raw: bytes) -> None:
-    response = parse(raw, pb.RegisterResponse)
-    check_registration(response, cast(pb.RegisterRequest, examples(pb.RegisterRequest.DESCRIPTOR)[0]))
+    response, request = parse(raw, pb.RegisterResponse), _request()
+    check_registration(response, request)
     session = session_of(response, cast(transport.GrpcTransport, SimpleNamespace(move_data_to=str)))
     assert 0 < session.chunk_bytes <= session.max_chunk_bytes <= MAX_MESSAGE_BYTES
+    for event in requested_events(response, request):
+        transport._event(event.SerializeToString())
 
 
 def _events() -> list[Seed]:
