@@ -25,6 +25,9 @@ async def shielded(work: Awaitable[R]) -> R:
     except asyncio.CancelledError:
         begun.add_done_callback(_log_error)
         raise
+    finally:
+        # An error refers to this frame, and the work to the error: both would stay until the next garbage collection.
+        del begun, work
 
 
 def _log_error(done: asyncio.Future[R]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ Upload = list[pb.SubmitUpdateRequest]
 _KEPT = 8
 _HEADER, _TRAILER = 0x0A, 0x1A
 """First bytes of a SubmitUpdateRequest of that kind."""
+_SESSION = re.compile(rb"\x0a\x20([0-9a-f]{32})")
+"""The beginning of every request but Register."""
 
 
 @dataclass
@@ -51,6 +54,5 @@ class ProxyLog:
         if len(messages) > 1 and first[:1] == bytes([_HEADER]) and last[:1] == bytes([_TRAILER]):
             self.uploads.append([pb.SubmitUpdateRequest.FromString(bytes(each)) for each in messages])
             messages.clear()
-        elif len(messages) == 1 and len(last) > 2 and last[0] == _HEADER and last[1] == len(last) - 2:
-            # One string and nothing else: no other request is so short.
-            self.session_id = pb.AttendRequest.FromString(bytes(last)).session_id
+        elif len(messages) == 1 and (session := _SESSION.match(last)) is not None:
+            self.session_id = session[1].decode()

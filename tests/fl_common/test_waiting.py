@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 from structlog.testing import capture_logs
@@ -72,3 +73,28 @@ async def test_work_is_done_to_its_end() -> None:
     goes_on.set()
     assert await callers[1] == 3
     assert callers[0].cancelled()
+
+
+async def test_an_error_is_free_when_its_caller_drops_it() -> None:
+    """Without a garbage collection: the frames of its traceback may hold a model."""
+
+    class Failed(Exception):
+        """One that a weak reference can follow."""
+
+    async def work() -> None:
+        raise Failed
+
+    async def caller() -> weakref.ref[Failed]:
+        try:
+            await shielded(asyncio.create_task(work()))
+        except Failed as error:
+            return weakref.ref(error)
+        raise AssertionError("it did not fail")
+
+    gc.disable()
+    try:
+        error = await caller()
+        await asyncio.sleep(0)
+        assert error() is None
+    finally:
+        gc.enable()
