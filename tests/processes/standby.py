@@ -49,6 +49,8 @@ class Pair(Fleet):
         }
         self.server: Candidate = self.candidates["one"].serve()
         self.standby.stand_by()
+        # Only a leader that knows of a standby ends when it loses its database.
+        eventually(lambda: b"fl_standbys 1.0" in self.server.metrics(), "the leader has heard of the standby")
         self.daemons = {f"edge-{index}": self.daemon(index, size).start() for index in range(size)}
         self.until_all_present()
 

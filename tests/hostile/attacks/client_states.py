@@ -1,4 +1,4 @@
-"""Endless reports of lost states, of failures of unassigned work, and of availability."""
+"""Endless reports of lost states, of failures of unassigned work, and of availability, and questions for outcomes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUNS = 20
 
 
 def attack(target: Target, until: Until) -> None:
-    """Register with the largest number of pending keys, then send all kinds of reports."""
+    """Register and attend with the largest number of pending keys, and send all kinds of reports."""
     keys = [ExchangeKey(run_id=f"honest-run-{number % RUNS}", round=number % 4) for number in range(1000)]
     with RawClient(target.listen, target.name, credentials(target.certificates)) as client:
         for turn in itertools.count():
@@ -28,6 +28,8 @@ def attack(target: Target, until: Until) -> None:
             with suppress(grpc.RpcError):
                 if turn % 10 == 0:
                     client.register(pending=keys)
+                asked = pb.AttendRequest(session_id=client.session_id, pending=keys)
+                next(client.stub.Attend(asked, timeout=10))  # a new stream ends the one before
                 _report(client, turn)
 
 

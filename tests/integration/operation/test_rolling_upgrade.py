@@ -89,8 +89,8 @@ def test_one_pod_after_the_other(pods: Upgraded, expected: list[str]) -> None:
         pods.midway(round_)
         pods.end(old, pods.go_on)
         if old in (first, second):
+            pods.until_led()  # or the next one could lead
             pods.coordinator().stand_by()
-            pods.until_led()
         else:
             pods.worker().serve()
     assert pods.server not in (first, second)
