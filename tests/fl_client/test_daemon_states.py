@@ -85,8 +85,8 @@ async def test_outcomes_of_a_registration_are_settled(fleet: Fleet, coordinator:
     async with fleet.daemon():
         await work(coordinator, scaffold(coordinator, 0, state_epoch=2))
     coordinator.outcomes.append(outcome(coordinator, 0, state_epoch=2))
-    async with fleet.daemon() as daemon:
-        await daemon.until(lambda: not storage(fleet).pending_keys())
+    async with fleet.daemon():
+        await coordinator.until(lambda: len(coordinator.calls["Attend"]) == 2)
     second = coordinator.calls["Register"][1]
     assert list(second.states) == [pb.HeldState(run_id="run", state_epoch=2)]
     assert list(second.pending) == [coordinator.updates[0][0].key]

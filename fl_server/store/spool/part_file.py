@@ -131,16 +131,18 @@ class PartFile:
             return self._paths.final
 
     def discard(self) -> None:
-        """Close the upload and remove its bytes."""
+        """Remove the bytes of the upload, then close it. What is closed may have another writer, whose files stay."""
         with self._lock:
-            whole = self._file is not None and self._notes is None
-            self._close()
-            with disk_errors(f"discard {self._paths.part}"):
-                if whole:
-                    self._paths.final.unlink(missing_ok=True)
-                self._paths.remove_part()
-            if self._files is not None:
-                self._files.remove_file(self._files.name(self._paths.final))
+            try:
+                with disk_errors(f"discard {self._paths.part}"):
+                    if self._file is not None:
+                        if self._notes is None:
+                            self._paths.final.unlink(missing_ok=True)
+                        self._paths.remove_part()
+                if self._files is not None:
+                    self._files.remove_file(self._files.name(self._paths.final))
+            finally:
+                self._close()
 
     def close(self) -> None:
         """Close the upload; the next `open_part` with this digest continues it. A second call does nothing."""
