@@ -166,6 +166,8 @@ class FailureReports:
             if stopped or not availability.may_train:
                 request.availability.CopyFrom(availability)
             await session.connection.call(request, pb.ReportStatusResponse)
+            if request.HasField("availability"):
+                self._availability.told(availability)
 
         try:
             await self._link.call_with_retry(report)

@@ -137,6 +137,12 @@ class AvailabilityMonitor:
         self._reported = self.availability
         return self._reported
 
+    def told(self, availability: pb.Availability) -> None:
+        """A report of failures has told it, perhaps after the report of a newer one, which is told again then."""
+        self._reported = availability
+        if availability != self.availability:
+            self._changed.set()
+
     async def report_changes(self, link: Link) -> None:
         """Report every change as soon as the coordinator can be reached, unless a registration has done so."""
 

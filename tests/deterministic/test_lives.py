@@ -13,7 +13,7 @@ import pytest
 from tests.deterministic.first_seeds import FOUND, PLANTED
 
 ROOT = Path(__file__).parents[2]
-ROW = range(32)
+ROW = range(31)
 
 
 def simulated(*arguments: str) -> Any:
