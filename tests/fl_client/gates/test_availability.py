@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -82,6 +83,36 @@ async def test_changes_are_reported(
         assert (daemon.count("may_train"), daemon.count("gate_closed", gate="power")) == (1, 0)
     assert [availability.may_train for availability in reported(coordinator)] == [False, True, False]
     assert reported(coordinator)[2].reason == pb.UNAVAILABLE_REASON_STOPPING
+
+
+async def test_the_newest_availability_is_told_again_after_an_older_one(
+    silent_coordinator: FakeCoordinator,
+    make_fleet: Callable[[FakeCoordinator], Fleet],
+    gates: dict[str, Any],
+    hardware: Hardware,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The report of a failure from behind a closed gate takes long, and the gate opens meanwhile."""
+    coordinator = silent_coordinator
+    real, goes_on = coordinator.ReportStatus, asyncio.Event()
+
+    async def slow(request: pb.ReportStatusRequest, context: Any) -> pb.ReportStatusResponse:
+        if request.failures:
+            await goes_on.wait()
+        return await real(request, context)
+
+    monkeypatch.setattr(coordinator, "ReportStatus", slow)
+    async with coordinator.serving(), make_fleet(coordinator).daemon(gates=gates):
+        await coordinator.until(lambda: coordinator.calls["Attend"])
+        hardware.plug(False)
+        await coordinator.until(lambda: len(reported(coordinator)) == 1)
+        coordinator.push(assignment=coordinator.assignment(0))
+        await asyncio.sleep(0.2)  # its failure is on its way
+        hardware.plug(True)
+        await coordinator.until(lambda: len(reported(coordinator)) == 2)
+        goes_on.set()
+        await coordinator.until(lambda: len(reported(coordinator)) == 4)
+    assert [availability.may_train for availability in reported(coordinator)[:4]] == [False, True, False, True]
 
 
 async def test_a_change_without_a_session_is_reported_later(
