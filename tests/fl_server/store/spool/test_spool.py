@@ -12,7 +12,6 @@ import pytest
 
 from fl_server.store.errors import Durability, StoreError, StoreFull
 from fl_server.store.spool import part_file as spool_parts
-from fl_server.store.spool.kept_files import PartPaths
 from fl_server.store.spool.part_file import PartBusy
 from fl_server.store.spool.spool import Leftover, Spool, SpoolKey
 from protos.chunks import crc32c
@@ -220,37 +219,6 @@ def test_an_upload_has_one_writer(spool: Spool) -> None:
     fill(spool, SpoolKey("r1", 12, 0, "device-8"))
     part.close()
     spool.open_part(KEY, DIGEST, len(DATA)).close()
-
-
-def test_a_discarded_upload_has_its_writer_until_its_files_are_gone(
-    spool: Spool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stream that opens the update in between would lose its own file."""
-    part, remove, asked = spool.open_part(KEY, DIGEST, len(DATA)), PartPaths.remove_part, []
-
-    def removing(paths: PartPaths) -> None:
-        with pytest.raises(PartBusy, match="close that one first"):
-            spool.open_part(KEY, OTHER, len(DATA))
-        asked.append(paths)
-        remove(paths)
-
-    monkeypatch.setattr(PartPaths, "remove_part", removing)
-    part.discard()
-    assert len(asked) == 1
-    spool.open_part(KEY, OTHER, len(DATA)).close()
-
-
-@pytest.mark.parametrize("end", ["seal", "close"])
-def test_a_late_discard_leaves_the_file_of_the_next_writer(spool: Spool, end: str) -> None:
-    """The first stream has ended already when it learns that its update does not count."""
-    part = spool.open_part(KEY, DIGEST, len(DATA))
-    part.write(0, DATA)
-    getattr(part, end)()
-    following = spool.open_part(KEY, OTHER, len(DATA))
-    following.write(0, DATA)
-    part.discard()
-    assert following.path.read_bytes() == DATA
-    following.close()
 
 
 def test_a_closed_upload_cannot_be_written(spool: Spool) -> None:
