@@ -12,18 +12,18 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import structlog
 
 from fl_common.units import counted
+from fl_server.clients.sessions import Asked
 from fl_server.errors import Forbidden, NoSuchClient
 from fl_server.identity import Identity
 from fl_server.store.client_work import ClientWork
 from fl_server.store.errors import StoreError
 from fl_server.store.ledger import MOST_CLIENTS, Ledger, write_when_possible
 from fl_server.store.records import ClientRecord, HistoryRecord, only_banned
-from protos.fl.v1.coordinator_pb2 import AttendRequest, RegisterRequest
 from protos.fl.v1.training_pb2 import Outcome
 
 log = structlog.get_logger()
@@ -33,8 +33,6 @@ a few times, not ten thousand times."""
 LONGEST_PAUSE_S = 1.0
 """Longest pause after a report that took long: the machine may have stood still meanwhile."""
 _NOTHING = ClientWork()
-Asked: TypeAlias = RegisterRequest | AttendRequest
-"""A call by which a client asks what has become of its updates (`pending`) and runs (`states`)."""
 
 
 class FleetListener:

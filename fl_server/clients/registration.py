@@ -20,7 +20,7 @@ from fl_server.audit.log import RowLimit
 from fl_server.clients.attendance import Attendance
 from fl_server.clients.client_records import ClientRecords
 from fl_server.clients.contested_identities import ContestedIdentities
-from fl_server.clients.sessions import MOST_ASKED, Origin, Session, origin_of_call
+from fl_server.clients.sessions import Origin, Session, check_questions, origin_of_call
 from fl_server.errors import Contested, InvalidInput, NoCommonProtocol, NotNow, one_line
 from fl_server.identity import caller, require_name
 from fl_server.settings.config import ServerConfig
@@ -31,10 +31,8 @@ from protos.fl.v1 import coordinator_pb2 as pb
 from protos.wire import PROTOCOL_MAX, PROTOCOL_MIN
 
 log = structlog.get_logger()
-MAX_ENTRIES = {
-    **dict.fromkeys(("labels", "tasks", "methods", "encodings", "held", "packages", "package_refusals"), 64),
-    **dict.fromkeys(("pending", "states"), MOST_ASKED),
-}
+MOST_ENTRIES = 64
+"""Most entries of the other lists of a request."""
 MAX_MODELS = 64
 """Released models of one device."""
 MAX_DETAIL = 1000
@@ -63,16 +61,17 @@ def checked_id(client_id: str) -> str:
 
 def check_sizes(request: pb.RegisterRequest) -> None:
     """Raises InvalidInput for a request that is too large: ledger and memory keep what it has."""
-    for field, most in MAX_ENTRIES.items():
-        if (count := len(getattr(request, field))) > most:
-            raise InvalidInput(field, f"{most} at most", f"{count}")
+    check_questions(request)
+    for field in ("labels", "tasks", "methods", "encodings", "held", "packages", "package_refusals"):
+        if (count := len(getattr(request, field))) > MOST_ENTRIES:
+            raise InvalidInput(field, f"{MOST_ENTRIES} at most", f"{count}")
     for field, text in _texts(request):
         if len(text) > MAX_CHARS:
             raise InvalidInput(field, f"{MAX_CHARS} characters at most", f"{len(text)}")
     for offer in request.tasks:
         _check_frozen(offer)
-        if len(offer.labels) > MAX_ENTRIES["labels"]:
-            raise InvalidInput("tasks.labels", f"{MAX_ENTRIES['labels']} at most", f"{len(offer.labels)}")
+        if len(offer.labels) > MOST_ENTRIES:
+            raise InvalidInput("tasks.labels", f"{MOST_ENTRIES} at most", f"{len(offer.labels)}")
         if offer.train_batches > offer.train_examples:
             raise InvalidInput(
                 "tasks.train_batches",

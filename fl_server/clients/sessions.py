@@ -8,13 +8,15 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from fl_server.errors import Fenced, InvalidInput, UnknownSessionError
 from fl_server.identity import address, caller, require_name
-from protos.fl.v1.coordinator_pb2 import AttendRequest, AttendResponse
+from protos.fl.v1.coordinator_pb2 import AttendRequest, AttendResponse, RegisterRequest
 
 T = TypeVar("T")
+Asked: TypeAlias = RegisterRequest | AttendRequest
+"""A call by which a client asks what has become of its updates (`pending`) and runs (`states`)."""
 MOST_SENT = 32
 """Digests of a session that are kept; an assignment has fewer resources."""
 MOST_ASKED = 1000
@@ -102,7 +104,7 @@ def shown_certificate(request: AttendRequest) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def check_questions(request: AttendRequest) -> None:
+def check_questions(request: Asked) -> None:
     """Raises InvalidInput for a client that asks about too many updates or runs."""
     for name, asked in (("pending", request.pending), ("states", request.states)):
         if len(asked) > MOST_ASKED:

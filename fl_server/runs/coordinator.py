@@ -10,7 +10,8 @@ import structlog
 
 from fl_common.names import version_of
 from fl_server.aggregation.outgoing import Broadcast
-from fl_server.clients.client_records import Asked, FleetListener
+from fl_server.clients.client_records import FleetListener
+from fl_server.clients.sessions import Asked
 from fl_server.errors import InvalidInput, NoBestRound, NoSuchModel, NoSuchResource, NoSuchRun
 from fl_server.rounds import events as ev
 from fl_server.run.client_states import accepted_outcome, not_needed_outcome, uncounted_outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fl_server.clients.registration import MAX_ENTRIES
+from fl_server.clients.registration import MOST_ENTRIES
 from fl_server.clients.sessions import MOST_ASKED, MOST_AUTHORITIES
 from fl_server.rpc.call_limits import LARGE_BYTES, BadRequest, parse
 from protos.fl.v1 import admin_pb2
@@ -16,7 +16,7 @@ REGISTER = "/fl.v1.Coordinator/Register"
 
 def test_the_largest_valid_registration_is_accepted() -> None:
     """The highest numbers of labels, tasks, keys and states, each with the longest texts."""
-    texts = ["x" * 252 + f"{number:04}" for number in range(64)]
+    texts = ["x" * 252 + f"{number:04}" for number in range(MOST_ENTRIES)]
     request = pb.RegisterRequest(
         client_id="c" * 64,
         labels={text: text for text in texts},
@@ -26,8 +26,8 @@ def test_the_largest_valid_registration_is_accepted() -> None:
             )
             for text in texts
         ],
-        pending=[ExchangeKey(run_id="r" * 64, round=9999, exchange=1)] * MAX_ENTRIES["pending"],
-        states=[pb.HeldState(run_id="r" * 64, state_epoch=7)] * MAX_ENTRIES["states"],
+        pending=[ExchangeKey(run_id="r" * 64, round=9999, exchange=1)] * MOST_ASKED,
+        states=[pb.HeldState(run_id="r" * 64, state_epoch=7)] * MOST_ASKED,
     )
     assert parse(REGISTER, request.SerializeToString(), pb.RegisterRequest.FromString) == request
 
